@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenswift.types import DraftTree, InputError
 
-_MAX_CHANCE = 0.98  # below 1, so that a child is always less likely than its parent
+MAX_CHANCE = 0.98  # below 1, so that a child is always less likely than its parent
 
 
 class CandidateTree:
@@ -34,8 +34,11 @@ class CandidateTree:
     """
 
     def __init__(self, root: int) -> None:
-        self.tokens, self.parents, self.depths = [root], [-1], [0]
-        self.sources, self.chances = ["target"], [1.0]
+        self.tokens = [root]
+        self.parents = [-1]
+        self.depths = [0]
+        self.sources = ["target"]
+        self.chances = [1.0]
         self.branches: list[int] = []
         self._below: dict[tuple[int, int], int] = {}
 
@@ -43,7 +46,7 @@ class CandidateTree:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, source: str = "head", chance: float = 1.0) -> int:
-        """Return the node of ``token`` below ``parent``, made unless it exists.
+        """Return the node of ``token`` below ``parent``, which is added unless it exists.
 
         Another proposal of a node raises its chance. A source other than "ngram" takes the node
         over.
@@ -51,7 +54,7 @@ class CandidateTree:
         key = (parent, token)
         node = self._below.get(key)
         if node is not None:
-            self.chances[node] = min(_MAX_CHANCE, 1.0 - (1.0 - self.chances[node]) * (1.0 - chance))
+            self.chances[node] = min(MAX_CHANCE, 1.0 - (1.0 - self.chances[node]) * (1.0 - chance))
             if self.sources[node] == "ngram":
                 self.sources[node] = source
             return node
@@ -60,7 +63,7 @@ class CandidateTree:
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
         self.sources.append(source)
-        self.chances.append(min(_MAX_CHANCE, chance))
+        self.chances.append(min(MAX_CHANCE, chance))
         return node
 
     def child(self, parent: int, token: int) -> int | None:
@@ -77,19 +80,19 @@ class CandidateTree:
 
     def path(self, node: int) -> list[int]:
         """Tokens from the root's child down to ``node``."""
-        made: list[int] = []
+        tokens: list[int] = []
         while node > 0:
-            made.append(self.tokens[node])
+            tokens.append(self.tokens[node])
             node = self.parents[node]
-        return made[::-1]
+        return tokens[::-1]
 
     def path_chance(self, node: int) -> float:
         """Chance that the target chooses the whole path to ``node``."""
-        found = 1.0
+        chance = 1.0
         while node > 0:
-            found *= self.chances[node]
+            chance *= self.chances[node]
             node = self.parents[node]
-        return found
+        return chance
 
     def select(self, costs: Sequence[float], rate: float) -> tuple[list[int], float]:
         """The nodes that are worth a row, ascending, and their expected number of accepted tokens.
@@ -103,19 +106,23 @@ class CandidateTree:
                 n.
             rate: current tokens per unit of that time.
         """
-        chances = [1.0]
-        for parent, given in zip(self.parents[1:], self.chances[1:], strict=True):
-            chances.append(chances[parent] * given)
-        order = sorted(range(1, len(chances)), key=chances.__getitem__, reverse=True)[
-            : len(costs) - 1
-        ]
-        best, most, total, expected = 0, -rate * costs[0], 0.0, 0.0
-        for count, node in enumerate(order, 1):
-            total += chances[node]
-            value = total - rate * costs[count]
-            if value > most:
-                best, most, expected = count, value, total
-        return sorted(order[:best]), expected
+        path_chances = [1.0]
+        for parent, chance in zip(self.parents[1:], self.chances[1:], strict=True):
+            path_chances.append(path_chances[parent] * chance)
+        nodes = range(1, len(path_chances))
+        likeliest = sorted(nodes, key=path_chances.__getitem__, reverse=True)[: len(costs) - 1]
+        best_count = 0
+        best_value = -rate * costs[0]
+        best_expected = 0.0
+        expected = 0.0
+        for count, node in enumerate(likeliest, 1):
+            expected += path_chances[node]
+            value = expected - rate * costs[count]
+            if value > best_value:
+                best_count = count
+                best_value = value
+                best_expected = expected
+        return sorted(likeliest[:best_count]), best_expected
 
     def build(self, nodes: Sequence[int] | None = None) -> DraftTree:
         """The tree to verify; its γ is its depth.
@@ -124,15 +131,15 @@ class CandidateTree:
             nodes: the nodes to keep below the root, ascending, each with its parent; None: all of
                 them.
         """
-        below = range(1, len(self)) if nodes is None else nodes
-        kept = [0, *below]
-        place = {node: i for i, node in enumerate(kept)}
-        depths = tuple(self.depths[node] for node in kept)
+        below_root = range(1, len(self)) if nodes is None else nodes
+        all_nodes = [0, *below_root]
+        index = {node: i for i, node in enumerate(all_nodes)}
+        depths = tuple(self.depths[node] for node in all_nodes)
         return DraftTree(
-            tokens=tuple(self.tokens[node] for node in kept),
-            parents=(-1, *(place[self.parents[node]] for node in below)),
+            tokens=tuple(self.tokens[node] for node in all_nodes),
+            parents=(-1, *(index[self.parents[node]] for node in below_root)),
             depths=depths,
-            sources=tuple(self.sources[node] for node in kept),
+            sources=tuple(self.sources[node] for node in all_nodes),
             gamma=max(depths),
             branches=tuple(self.branches) if nodes is None else (),
         )

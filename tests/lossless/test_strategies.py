@@ -196,7 +196,7 @@ def test_the_streaming_window_moves_with_its_sinks() -> None:
     drafter, draft = streaming(32, 4, 3)
     text = list(PROMPT)
     drafter.begin(text)
-    cache = drafter._cache
+    cache = drafter.cache
     assert cache is not None and cache.filled == drafter.slots == 24 and drafter.room == 3
     shifts = set()
     for _ in range(40):

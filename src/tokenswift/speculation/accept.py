@@ -57,13 +57,18 @@ def accept_exact(
     """
     choices: list[int] | None = None
     if all_rows:
-        paths = [[*ahead, *(tree.tokens[i] for i in tree.path(node))] for node in range(len(tree))]
+        paths = []
+        for node in range(len(tree)):
+            path = [tree.tokens[above] for above in tree.path(node)]
+            paths.append([*ahead, *path])
         try:
             choices = sampler.choose(logits, history, paths)
         except RunError:  # some row is invalid, which matters only if it is on the walk
             choices = None
 
-    below, nodes, path = children(tree), [0], list[int]()
+    below = children(tree)
+    nodes = [0]
+    path = list[int]()
     while True:
         node = nodes[-1]
         if choices is None:

@@ -15,9 +15,16 @@ from collections.abc import Callable, Sequence
 from tokenswift.memory import Need
 from tokenswift.sampling.rows import Ranked
 from tokenswift.sampling.sampler import Sampler
+from tokenswift.speculation.calibration import Calibration
 from tokenswift.speculation.control import PLAIN, Control, Drafted, Learnt
 from tokenswift.speculation.costs import CostEstimate, Costs
-from tokenswift.speculation.drafters.base import Below, Candidates, Drafter, Outcome
+from tokenswift.speculation.drafters.base import (
+    Candidate,
+    Candidates,
+    Drafter,
+    Outcome,
+    Ranking,
+)
 from tokenswift.speculation.sequence_state import ALONE, SequenceState, Strategy
 from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree, Step
@@ -43,7 +50,10 @@ class AdaptiveStrategy(Strategy):
     def __init__(
         self, drafters: Sequence[Drafter], sampler: Sampler, coupled: bool, learnt: Learnt
     ) -> None:
-        self.drafters, self.sampler, self.coupled, self.learnt = drafters, sampler, coupled, learnt
+        self.drafters = drafters
+        self.sampler = sampler
+        self.coupled = coupled
+        self.learnt = learnt
         self._free: list[Drafter] = []  # asked in every step
         self._priced: dict[str, Drafter] = {}
         self.control = Control(Costs(learnt.ratios), {}, learnt.biases)
@@ -62,49 +72,73 @@ class AdaptiveStrategy(Strategy):
 
     def begin(self, sequence: SequenceState) -> None:
         """Show the drafters the prompt, and ask each for its estimate."""
-        costs, estimates = self.control.costs, dict[str, CostEstimate]()
+        costs = self.control.costs
+        estimates = dict[str, CostEstimate]()
         for drafter in self.drafters:
             drafter.begin(sequence)
             estimate = drafter.estimate(costs)
             if estimate is None:
                 self._free.append(drafter)
             else:
-                estimates[drafter.name], self._priced[drafter.name] = estimate, drafter
+                estimates[drafter.name] = estimate
+                self._priced[drafter.name] = drafter
         self.control = Control(costs, estimates, self.learnt.biases)
 
     # ---- a step ----------------------------------------------------------------------------------
 
     def draft(self, sequence: SequenceState) -> DraftTree:
         """The tree of this step: the root alone where nothing is worth its cost."""
-        control, length = self.control, len(sequence.tokens) - 1
+        control = self.control
         if self._pause and sequence.load == ALONE:
             self._candidates = None
             return CandidateTree(sequence.tokens[-1]).build()
         self._show_pause(sequence)
         control.remaining = sequence.remaining
-        mode = control.mode(length, sequence.load)
-        candidates = self._candidates = PricedCandidates(sequence, self)
-        tree = candidates.tree
-        if not control.timing_plain:
-            for drafter in self._free:
-                candidates.ask(drafter)
-            if mode in self._priced and sequence.last_pass is not None:
-                nodes, expected = self._best(tree, PLAIN)
-                first = sum(
-                    at for at, parent in zip(tree.chances, tree.parents, strict=True) if not parent
-                )
-                if control.should_ask(mode, 1 + expected, 1 + len(nodes), first):
-                    candidates.ask(self._priced[mode])
+        mode = control.mode(len(sequence.tokens) - 1, sequence.load)
+        calibration = self.learnt.calibration
+        candidates = PricedCandidates(sequence, self.sampler, self.coupled, calibration, control)
+        self._candidates = candidates
+        self._ask(sequence, candidates, mode)
         sequence.draft_passes += candidates.passes
+        nodes, expected = self._allowed_nodes(candidates, mode)
+        tree = candidates.tree.build(nodes)
+        self._tree = tree
+        control.drafted(
+            Drafted(
+                mode,
+                expected=1 + expected,
+                rows=len(tree),
+                passes=candidates.passes,
+                levels=candidates.levels,
+                loaded=candidates.loaded,
+            )
+        )
+        return tree
+
+    def _ask(self, sequence: SequenceState, candidates: PricedCandidates, mode: str) -> None:
+        """Let the free drafters propose, and the mode's where that is worth its time."""
+        control = self.control
+        if control.timing_plain:
+            return
+        for drafter in self._free:
+            candidates.ask(drafter)
+        if mode in self._priced and sequence.last_pass is not None:
+            tree = candidates.tree
+            nodes, expected = self._best(tree, PLAIN)
+            pairs = zip(tree.chances, tree.parents, strict=True)
+            next_token = sum(chance for chance, parent in pairs if parent == 0)
+            if control.should_ask(mode, 1 + expected, 1 + len(nodes), next_token):
+                candidates.ask(self._priced[mode])
+
+    def _allowed_nodes(self, candidates: PricedCandidates, mode: str) -> tuple[list[int], float]:
+        """The nodes that are worth a row and that the grammar allows, and their expected tokens."""
+        tree = candidates.tree
         nodes, expected = self._best(tree, mode)
-        while out := candidates.forbidden(nodes):
-            for node in out:
+        while forbidden := candidates.forbidden(nodes):
+            for node in forbidden:
                 tree.chances[node] = 0.0
             nodes, expected = self._best(tree, mode)
-        self._tree = built = tree.build(nodes)
-        work = (candidates.passes, candidates.levels, candidates.loaded)
-        control.drafted(Drafted(mode, 1 + expected, len(built), *work))
-        return built
+        return nodes, expected
 
     def _best(self, tree: CandidateTree, mode: str) -> tuple[list[int], float]:
         """The nodes that are worth a row, and their expected tokens; chances are corrected by the
@@ -117,14 +151,17 @@ class AdaptiveStrategy(Strategy):
         spent = {name: 1000 * seconds for name, seconds in step.times.items()}
         draft_ms = spent.pop("draft", 0.0)
         verify_ms = sum(spent.values())
-        control, new = self.control, list(step.token_ids)
+        control = self.control
+        new = list(step.token_ids)
         if self._candidates is None:
-            self._pause, self._before = max(0, self._pause - 1), None
+            self._pause = max(0, self._pause - 1)
+            self._before = None
             control.record_pause(verify_ms, draft_ms)
             self._pause_tokens += new
             return
-        learning_ms = 1000 * self._before.times.get("observe", 0.0) if self._before else 0.0
-        control.record_step(len(new), step.drafted + 1, verify_ms, draft_ms + learning_ms)
+        if self._before is not None:  # learning from the step before is drafting for this one
+            draft_ms += 1000 * self._before.times.get("observe", 0.0)
+        control.record_step(len(new), step.drafted + 1, verify_ms, draft_ms)
         self._before = step
         self._candidates.learn(new)
         for drafter in self.drafters:
@@ -144,9 +181,9 @@ class AdaptiveStrategy(Strategy):
 
     def report(self) -> dict[str, object] | None:
         """See `Control.record`; None before the first step."""
-        return (
-            self.control.record() if any(one.steps for one in self.control.modes.values()) else None
-        )
+        if not any(mode.steps for mode in self.control.modes.values()):
+            return None
+        return dict(self.control.record())
 
 
 # ---- candidates with chances and costs -----------------------------------------------------------
@@ -156,46 +193,57 @@ class PricedCandidates(Candidates):
     """The candidates of one step of adaptive drafting.
 
     Args:
-        strategy: whose control knows the rate and all costs, and whose calibration turns rankings
-            into chances.
+        sequence: the sequence, whose last token is the root.
+        sampler: the target's choice rule.
+        coupled: rank candidates with the target's noise.
+        calibration: turns rankings into chances.
+        control: knows the current rate and all costs.
     """
 
     with_probs = True
 
-    def __init__(self, sequence: SequenceState, strategy: AdaptiveStrategy) -> None:
-        super().__init__(sequence, strategy.sampler, strategy.coupled, max_passes=CHAIN)
-        self.calibration, self.control = strategy.learnt.calibration, strategy.control
-        self.min_chance = 0.5 * self.control.tokens_per_pass * self.control.row
-        self._rankings: list[tuple[int, Callable[[int], None]]] = []
+    def __init__(
+        self,
+        sequence: SequenceState,
+        sampler: Sampler,
+        coupled: bool,
+        calibration: Calibration,
+        control: Control,
+    ) -> None:
+        super().__init__(sequence, sampler, coupled, max_passes=CHAIN)
+        self.calibration = calibration
+        self.control = control
+        self.min_chance = 0.5 * control.tokens_per_pass * control.row
+        self._rankings: list[tuple[int, Callable[[int], None]]] = []  # nodes, and what learns there
 
     def add_ranking(
         self, node: int, ranked: Ranked, level: int = 0, kind: str | None = None
-    ) -> Below:
+    ) -> Ranking:
         """See `Candidates.add_ranking`; the chances come from the calibration."""
         kind = self.drafter.name if kind is None else kind
         chances, learn = self.calibration.chances(kind, ranked, level)
         self._rankings.append((node, learn))
-        tree, source = self.tree, self.drafter.source
-        above = tree.path_chance(node)
-        below = []
+        tree = self.tree
+        source = self.drafter.source
+        parent_chance = tree.path_chance(node)
+        ranking = []
         for token, chance in zip(ranked.tokens, chances, strict=True):
             child = tree.add(node, token, source, chance)
-            below.append((child, above * tree.chances[child]))
-        return below
+            ranking.append(Candidate(parent_chance * tree.chances[child], child))
+        return ranking
 
-    def next_level(self, below: list[Below], level: int) -> tuple[list[int], list[int]]:
+    def next_level(self, rankings: list[Ranking], level: int) -> list[int]:
         """The likeliest candidates, if the next level of heads is expected to gain more than it
         costs."""
         self.levels += 1
         control = self.control
-        self._observe_best(below, level)
-        ahead = control.best_chance(level + 1)
+        self._observe_best(rankings, level)
+        next_chance = control.best_chance(level + 1)
         min_chance = control.tokens_per_pass * control.row
-        grown = [one for one in _likeliest(below) if one[0] * ahead > min_chance]
-        gain = ahead * sum(chance for chance, _, _ in grown)
-        if gain < control.tokens_per_pass * (control.level + control.row * len(grown)):
-            return [], []
-        return [node for _, node, _ in grown], [row for _, _, row in grown]
+        likeliest = _likeliest(rankings)
+        grown = [each for each in likeliest if each.path_chance * next_chance > min_chance]
+        cost = control.level + control.row * len(grown)
+        return self._worth(grown, next_chance, cost)
 
     def learn(self, new: list[int]) -> None:
         """Let the calibration learn from a step's tokens, at rankings whose context they have."""
@@ -207,40 +255,46 @@ class PricedCandidates(Candidates):
     def _width_at(self, depth: int) -> int:
         return WIDTH
 
-    def _observe_best(self, below: list[Below], of: int | str) -> float:
+    def _observe_best(self, rankings: list[Ranking], place: int | str) -> float:
         """Record how likely the best candidates of a level, or a draft pass, are; return the mean
         of such chances, as a forecast for the next one."""
-        firsts = [self.tree.chances[children[0][0]] for children in below if children]
-        if firsts:
-            self.control.observe_best(of, sum(firsts) / len(firsts))
-        return self.control.best_chance(of)
+        best = [self.tree.chances[ranking[0].node] for ranking in rankings if ranking]
+        if best:
+            self.control.observe_best(place, sum(best) / len(best))
+        return self.control.best_chance(place)
+
+    def _worth(self, grown: list[Candidate], next_chance: float, cost: float) -> list[int]:
+        """The nodes of candidates if what comes below them, right with ``next_chance`` if they are,
+        gains more than it costs in plain passes; else none."""
+        gain = next_chance * sum(candidate.path_chance for candidate in grown)
+        if gain < self.control.tokens_per_pass * cost:
+            return []
+        return [candidate.node for candidate in grown]
 
     def _worth_levels(self, nodes: list[int]) -> list[int]:
         control = self.control
         gain = self.tree.path_chance(nodes[0]) * control.best_chance(0)
         return nodes[:1] if gain > control.tokens_per_pass * (control.level + control.row) else []
 
-    def _worth_passes(self, below: list[Below], per_pass: int | None) -> list[int]:
+    def _worth_passes(self, rankings: list[Ranking], per_pass: int | None) -> list[int]:
         """The likeliest node, if one more draft pass is expected to gain more than it costs, and
         others that are worth a row in that pass and one in the verify pass."""
-        if not any(below):
+        if not any(rankings):
             return []
-        control, name = self.control, self.drafter.name
-        ahead, cost = self._observe_best(below, name), control.modes[name].pass_cost
-        row = cost * (control.costs.verify(6) - 1) / 5  # cost of one more row in that pass
-        min_chance = control.tokens_per_pass * (row + control.row)
-        best, *others = _likeliest(below)[:per_pass]
-        grown = [best, *(other for other in others if other[0] * ahead > min_chance)]
-        gain = ahead * sum(chance for chance, _, _ in grown)
-        total_cost = cost + control.row * len(grown) + row * (len(grown) - 1)
-        if gain < control.tokens_per_pass * total_cost:
-            return []
-        return [node for _, node, _ in grown]
+        control = self.control
+        name = self.drafter.name
+        next_chance = self._observe_best(rankings, name)
+        pass_cost = control.modes[name].pass_cost
+        draft_row = pass_cost * (control.costs.verify(6) - 1) / 5  # one more row in a draft pass
+        min_chance = control.tokens_per_pass * (draft_row + control.row)
+        best, *others = _likeliest(rankings)[:per_pass]
+        grown = [best]
+        grown += [other for other in others if other.path_chance * next_chance > min_chance]
+        cost = pass_cost + control.row * len(grown) + draft_row * (len(grown) - 1)
+        return self._worth(grown, next_chance, cost)
 
 
-def _likeliest(below: list[Below]) -> list[tuple[float, int, int]]:
-    """Path chance, node and parent's row of the likeliest candidates, the likeliest first."""
-    spread = [
-        (chance, node, row) for row, children in enumerate(below) for node, chance in children
-    ]
-    return sorted(spread, reverse=True)[:ROWS]
+def _likeliest(rankings: list[Ranking]) -> list[Candidate]:
+    """The likeliest candidates of all rankings, the likeliest first."""
+    candidates = [candidate for ranking in rankings for candidate in ranking]
+    return sorted(candidates, reverse=True)[:ROWS]  # they compare by their chances first

@@ -13,45 +13,56 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import TypedDict
 
 from tokenswift.speculation.calibration import Calibration
-from tokenswift.speculation.costs import FIRST, KNOTS, LEVEL, ROW, CostEstimate, Costs
+from tokenswift.speculation.costs import (
+    FIRST,
+    FIRST_COST,
+    KNOTS,
+    SMALLEST_WEIGHT,
+    CostEstimate,
+    Costs,
+)
 from tokenswift.speculation.sequence_state import ALONE, BatchLoad
 
 PLAIN = "plain"
 _PLAIN_WORDS = "plain decoding with drafts from the text"
 _PLAIN_EVERY = 256  # steps without two plain ones in a row, after which two are made to time them
-_SLOW = 1 / 32  # smallest weight of a new value in a mode's running means
-_FAST = 1 / 16  # weight of a new value in other running means
+_FAST = 1 / 16  # weight of a new value in running means of costs and chances
 _BIAS_MEMORY = 64.0  # expected drafted tokens over which a mode's bias is averaged
+_FIRST_BIAS_WEIGHT = 4.0  # the same before any was verified
+_LEAST_BIAS = 0.3
+_MOST_BIAS = 1.3
+_LEAST_EXPECTED = 0.05  # drafted tokens below which a step says nothing about the bias
+_MOST_ERROR = 3.0  # factor by which drafting may have taken longer or shorter than expected
+_SLOPE_ROWS = 5  # rows over which the cost of one more is averaged
 # a mode takes over when its rate is this many times the current one's; plain at once
 _MARGIN = 1.02
 _TRIAL = 4  # steps of a trial
-_FIRST_WAIT = 16  # steps between trials at first; then twice as many each time
-_LAST_WAIT = 1024  # at most
+_FIRST_WAIT = 16  # steps of the first pause, and between the first trials; then twice as many
+_LAST_WAIT = 1024  # steps between trials at most
 _ALWAYS = 0.5  # chance of wrong free drafters from which a mode's drafter is always asked
 _TRIAL_RATE = 0.8  # part of the current rate that a mode must promise to be tried (1 in a batch)
 _LOAD_TOKENS = 512  # tokens still to come that repay filling a partial cache
-_PAUSE_AFTER = 8  # steps without a draft until a pause
-_PAUSE_GAP = 4  # steps between pauses
-_PAUSE = 16  # steps of the first pause
+_PAUSE_AFTER = 8  # steps without a draft until a pause; half as many from one pause to the next
 _LONG_PAUSE = 128  # steps of the longest
 _IDLE_COST = 0.015  # plain passes that asking the free drafters in vain may cost
+_FIRST_ASKING = 0.03  # what that costs, before it was timed
 _FIRST_BIAS = 0.8  # bias of a drafter before any of its tokens was verified
 _FIRST_CHANCE = 0.35  # chance of a level's best candidate before any was seen
 
 
 @dataclass(slots=True)
 class Learnt:
-    """What was learnt from earlier sequences of a model; every sequence starts from it and adds to
+    """What was learnt from earlier sequences of a model. Every sequence starts from it and adds to
     it.
 
     Attributes:
         calibration: turns rankings into chances.
-        ratios: see `Costs`.
+        ratios: costs of passes by their rows, see `Costs`.
         biases: by mode, accepted ÷ expected drafted tokens.
-        outcomes: see `drafters.recycle`.
+        outcomes: how often recycled tokens were right, see `drafters.recycle`.
     """
 
     calibration: Calibration = field(default_factory=Calibration)
@@ -62,24 +73,39 @@ class Learnt:
 
 @dataclass(slots=True)
 class _Mode:
-    """Running means over a mode's steps, and its totals."""
+    """Running means over a mode's steps, and its totals.
 
-    tokens: float  # expected tokens per step
-    rows: float  # rows per verify pass
-    draft: float  # drafting time per step, in plain passes
-    pass_cost: float = 0.0  # time of one draft pass, in plain passes; 0 without such
-    next_trial: int = FIRST + 1  # number of the step from which it may be tried
-    wait: int = _FIRST_WAIT  # steps from its next trial to the one after
+    Attributes:
+        tokens: mean of the tokens that a step is expected to yield.
+        rows: mean of the rows of a verify pass.
+        draft: mean of the drafting time of a step, in plain passes.
+        pass_cost: time of one draft pass, in plain passes; 0 for modes without draft passes.
+        next_trial: number of the step from which it may be tried.
+        wait: steps from its next trial to the one after.
+        steps: number of its steps.
+        learnt: number of the steps in the means.
+        total_tokens: tokens of all its steps.
+        total_nodes: nodes below the root in all its steps.
+        bias: accepted ÷ expected drafted tokens.
+        bias_weight: expected drafted tokens that the bias is averaged over.
+    """
+
+    tokens: float
+    rows: float
+    draft: float
+    pass_cost: float = 0.0
+    next_trial: int = FIRST + 1
+    wait: int = _FIRST_WAIT
     steps: int = 0
-    learnt: int = 0  # steps in the means
-    total_tokens: int = 0  # tokens of all its steps
-    total_nodes: int = 0  # nodes below the root in all its steps
-    bias: float = 1.0  # accepted ÷ expected drafted tokens
-    bias_weight: float = 4.0  # expected drafted tokens that the bias is averaged over
+    learnt: int = 0
+    total_tokens: int = 0
+    total_nodes: int = 0
+    bias: float = 1.0
+    bias_weight: float = _FIRST_BIAS_WEIGHT
 
     def observe_draft(self, expected: float, rows: int) -> float:
         """Learn what a step would draft; returns the weight of that in the means."""
-        weight = max(_SLOW, 1 / (self.learnt + 3))
+        weight = max(SMALLEST_WEIGHT, 1 / (self.learnt + 3))
         self.learnt += 1
         self.tokens += weight * (expected - self.tokens)
         self.rows += weight * (rows - self.rows)
@@ -89,15 +115,17 @@ class _Mode:
         """Learn from a step; ``draft`` is its drafting time, None where that is not typical."""
         weight = self.observe_draft(expected, rows)
         if draft is not None:
-            self.draft += weight * (min(draft, 3 * self.draft + 0.1) - self.draft)
+            most = _MOST_ERROR * self.draft + 0.1  # the machine was busy for a moment
+            self.draft += weight * (min(draft, most) - self.draft)
         self.update_bias(expected - 1, tokens - 1)
 
     def update_bias(self, expected: float, accepted: int) -> None:
         """Learn the bias from a step's drafted tokens."""
-        if expected > 0.05:
+        if expected > _LEAST_EXPECTED:
             self.bias_weight = max(expected, min(_BIAS_MEMORY, self.bias_weight + expected))
             error = accepted - expected * self.bias
-            self.bias = min(1.3, max(0.3, self.bias + error / self.bias_weight))
+            bias = self.bias + error / self.bias_weight
+            self.bias = min(_MOST_BIAS, max(_LEAST_BIAS, bias))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +136,8 @@ class Drafted:
         mode: the mode of the step.
         expected: tokens that the step is expected to yield.
         rows: nodes, the root included.
-        passes, levels: draft passes, and levels of heads, made for it.
+        passes: draft passes made for it.
+        levels: levels of heads run for it.
         loaded: a cache was filled meanwhile, so its drafting time is not typical.
     """
 
@@ -118,6 +147,29 @@ class Drafted:
     passes: int = 0
     levels: int = 0
     loaded: bool = False
+
+
+class ModeRecord(TypedDict):
+    """A mode in a report: its steps, and the tokens and nodes below the root of all of them."""
+
+    steps: int
+    tokens: int
+    nodes: int
+
+
+class ControlRecord(TypedDict):
+    """A report of adaptive drafting, for JSON.
+
+    Attributes:
+        summary: a sentence on what was used.
+        gain: the speed-up over plain decoding at the measured time of a plain pass; None where too
+            few of these were timed.
+        modes: what each mode that was used came to.
+    """
+
+    summary: str
+    gain: float | None
+    modes: dict[str, ModeRecord]
 
 
 class Control:
@@ -133,8 +185,8 @@ class Control:
             included.
         load: the other sequences in the step.
         remaining: new tokens still to come at most; None: unknown.
-        row, level: cost of one more row in a verify pass, and of one level of heads, in plain
-            passes.
+        row: cost of one more row in a verify pass, in plain passes.
+        level: cost of one level of heads, in plain passes.
         last: how the last tree was drafted.
         timing_plain: this step drafts nothing, to time a plain pass.
     """
@@ -145,12 +197,13 @@ class Control:
         estimates: Mapping[str, CostEstimate],
         biases: dict[str, float] | None = None,
     ) -> None:
-        self.costs, self.estimates = costs, estimates
+        self.costs = costs
+        self.estimates = estimates
         self.biases = {} if biases is None else biases
         self.load = ALONE
         self.remaining: int | None = None
-        # asking the free drafters takes about .03 of a plain pass
-        self.modes = {PLAIN: _Mode(1.0, 1, 0.03, bias=self.biases.get(PLAIN, 1.0))}
+        plain_bias = self.biases.get(PLAIN, 1.0)
+        self.modes = {PLAIN: _Mode(tokens=1.0, rows=1, draft=_FIRST_ASKING, bias=plain_bias)}
         for name, estimate in estimates.items():
             self.modes[name] = _Mode(
                 tokens=estimate.tokens,
@@ -162,17 +215,17 @@ class Control:
         self.current = PLAIN
         self.tokens_per_pass = 1.0
         self.timing_plain = True
-        self.row = ROW
-        self.level = LEVEL
+        self.row = FIRST_COST
+        self.level = FIRST_COST
         self._best_chances: dict[int | str, float] = {
-            name: e.best_chance for name, e in estimates.items()
+            name: estimate.best_chance for name, estimate in estimates.items()
         }
         self._trial: list[str] = []  # modes of the next steps
         self._step = 0
         self._last_bare = 0  # the last step that was the second without a draft in a row
         self.last = Drafted()
         self._idle = 0  # steps without a draft
-        self._next_pause = _PAUSE  # its length in steps
+        self._next_pause = _FIRST_WAIT  # its length in steps
         self._plain_ms = 0.0  # what plain decoding would have taken for these tokens
         self._spent_ms = 0.0
 
@@ -183,8 +236,7 @@ class Control:
         pass."""
         self._step += 1
         self.load = load
-        more = self.costs.verify(load.rows + 6) - self.costs.verify(load.rows + 1)
-        self.row = max(1e-6, more / 5)
+        self.row = self._row_cost()
         names = [PLAIN]
         names += [name for name, one in self.estimates.items() if context >= one.min_cached]
         rates = {name: self.expected_rate(name) for name in names}
@@ -197,13 +249,27 @@ class Control:
             return self._trial.pop()
         self._choose(rates)
         self.tokens_per_pass = max(rates[self.current], rates[PLAIN])
+        return self._begin_trial(rates) or self.current
+
+    def _row_cost(self) -> float:
+        """Cost of one more row in a verify pass: the mean over the next few rows."""
+        rows = self.load.rows + 1
+        more = self.costs.verify(rows + _SLOPE_ROWS) - self.costs.verify(rows)
+        return max(1e-6, more / _SLOPE_ROWS)
+
+    def _begin_trial(self, rates: Mapping[str, float]) -> str | None:
+        """The mode to try from this step on, whose other steps are put down; None where no trial is
+        due."""
         for name, mode in self.modes.items():
-            if name in rates and name != self.current and self._step >= mode.next_trial:
-                mode.next_trial, mode.wait = self._step + mode.wait, min(_LAST_WAIT, 2 * mode.wait)
-                if self._promises(name, rates[name]):
-                    self._trial = [name] * ((_TRIAL if mode.pass_cost else _TRIAL // 2) - 1)
-                    return name
-        return self.current
+            if name not in rates or name == self.current or self._step < mode.next_trial:
+                continue
+            mode.next_trial = self._step + mode.wait
+            mode.wait = min(_LAST_WAIT, 2 * mode.wait)
+            if self._promises(name, rates[name]):
+                steps = _TRIAL if mode.pass_cost else _TRIAL // 2
+                self._trial = [name] * (steps - 1)
+                return name
+        return None
 
     def _choose(self, rates: Mapping[str, float]) -> None:
         """Change to the best of the modes that have been used, where it is better by the margin."""
@@ -225,18 +291,16 @@ class Control:
     def expected_rate(self, name: str) -> float:
         """Tokens per plain pass that a mode is expected to reach, with the current load."""
         mode, load = self.modes[name], self.load
-        spent = (
-            self.costs.verify(mode.rows + load.rows)
-            + mode.draft
-            + load.ms / (self.costs.unit or 1e9)
-        )
+        others_cost = load.ms / (self.costs.unit or 1e9)
+        spent = self.costs.verify(mode.rows + load.rows) + mode.draft + others_cost
         return (1 + (mode.tokens - 1) * mode.bias + load.tokens) / spent
 
     def uses(self, name: str) -> bool:
         """Whether a drafter is in use: its mode is the current or last one, or on trial; a free
         drafter is unless the step only times a plain pass."""
-        ours = (self.current, self.last.mode, *self._trial)
-        return name in ours if name in self.modes else not self.timing_plain
+        if name not in self.modes:
+            return not self.timing_plain
+        return name in (self.current, self.last.mode, *self._trial)
 
     def verify_costs(self, most: int) -> list[float]:
         """Costs of verify passes with 0, 1, … ``most`` nodes below the root, made
@@ -256,7 +320,8 @@ class Control:
             expected, rows: tokens and rows of the step with what the free drafters propose.
             chance: that one of their candidates for the next token is right.
         """
-        mode, plain = self.modes[name], self.modes[PLAIN]
+        mode = self.modes[name]
+        plain = self.modes[PLAIN]
         plain.observe_draft(expected, rows)
         gain = self.estimates[name].tokens - 1
         cost = self.tokens_per_pass * (mode.draft - plain.draft)
@@ -267,9 +332,11 @@ class Control:
         if tree.rows == self.last.rows == 1:
             self._last_bare = self._step
         drafts = self.current != PLAIN or (tree.mode == PLAIN and tree.rows > 1)
-        # neither a trial counts nor a step that only times a plain pass
-        self._idle = 0 if drafts else self._idle + (tree.mode == PLAIN and not self.timing_plain)
-        self._next_pause = _PAUSE if drafts else self._next_pause
+        if drafts:
+            self._idle = 0
+            self._next_pause = _FIRST_WAIT
+        elif tree.mode == PLAIN and not self.timing_plain:  # neither on trial nor timing a pass
+            self._idle += 1
         self.last = tree
 
     def pause(self) -> int:
@@ -281,12 +348,13 @@ class Control:
             return 0
         pause = self._next_pause
         self._next_pause = min(_LONG_PAUSE, 2 * pause)
-        self._idle = _PAUSE_AFTER - _PAUSE_GAP
+        self._idle = _PAUSE_AFTER // 2
         return pause
 
     def record_pause(self, verify_ms: float, draft_ms: float) -> None:
         """Record a step during a pause, which yields one token."""
-        self.last, self.timing_plain = Drafted(), True
+        self.last = Drafted()
+        self.timing_plain = True
         self.record_step(1, 1, verify_ms, draft_ms)
 
     def record_step(self, tokens: int, rows: int, verify_ms: float, draft_ms: float) -> None:
@@ -309,42 +377,54 @@ class Control:
         expected = last.levels * self.level + last.passes * mode.pass_cost
         if not expected and last.mode != PLAIN:  # only the free drafters were asked
             self.modes[PLAIN].update_bias(last.expected - 1, tokens - 1)
-        if last.loaded or not expected:
-            return
-        ratio = min(3.0, max(1 / 3, (draft - self.modes[PLAIN].draft) / expected))
-        if last.levels:
+        if expected and not last.loaded:
+            self._learn_draft_costs((draft - self.modes[PLAIN].draft) / expected)
+
+    def _learn_draft_costs(self, ratio: float) -> None:
+        """Learn the cost of a level of heads, or of a draft pass, from the last step, whose levels
+        and passes took ``ratio`` times as long as they were expected to."""
+        ratio = min(_MOST_ERROR, max(1 / _MOST_ERROR, ratio))
+        if self.last.levels:
             self.level *= 1 + _FAST * (ratio - 1)
-        if last.passes:
-            mode.pass_cost *= 1 + _FAST * (ratio - 1)
+        if self.last.passes:
+            self.modes[self.last.mode].pass_cost *= 1 + _FAST * (ratio - 1)
 
-    def best_chance(self, of: int | str) -> float:
-        """Mean chance of the best candidate at a level of heads (from 0) or in a drafter's pass
-        (name)."""
-        return self._best_chances.get(of, _FIRST_CHANCE)
+    def best_chance(self, place: int | str) -> float:
+        """Mean chance of the best candidate at a level of heads (from 0), or in the passes of a
+        drafter (its name)."""
+        return self._best_chances.get(place, _FIRST_CHANCE)
 
-    def observe_best(self, of: int | str, chance: float) -> None:
+    def observe_best(self, place: int | str, chance: float) -> None:
         """Take the chance of a best candidate into that mean."""
-        self._best_chances[of] = self.best_chance(of) + _FAST * (chance - self.best_chance(of))
+        mean = self.best_chance(place)
+        self._best_chances[place] = mean + _FAST * (chance - mean)
 
     # ---- reports ---------------------------------------------------------------------------------
 
-    def record(self) -> dict[str, Any]:
-        """A report for JSON: ``summary``, a sentence on what was used; ``gain``, the speed-up over
-        plain decoding at the measured time of a plain pass (None where too few were seen);
-        ``modes``, the steps, tokens and nodes of each."""
-        seen = {name: mode for name, mode in self.modes.items() if mode.steps}
-        steps = sum(mode.steps for mode in seen.values())
-        nodes = sum(mode.total_nodes for mode in seen.values()) / steps
-        words = {PLAIN: _PLAIN_WORDS} | {name: e.words for name, e in self.estimates.items()}
-        ranked = sorted(seen.items(), key=lambda pair: -pair[1].steps)
-        shares = "; ".join(f"{words[name]} in {mode.steps / steps:.0%}" for name, mode in ranked)
+    def record(self) -> ControlRecord:
+        """What was decided in the steps so far, of which there is at least one."""
+        used = {name: mode for name, mode in self.modes.items() if mode.steps}
         return {
-            "summary": f"{shares} of the steps, {nodes:.1f} nodes a step",
-            "gain": self._plain_ms / self._spent_ms
-            if self._spent_ms and self.modes[PLAIN].steps >= FIRST
-            else None,
+            "summary": self._summary(used),
+            "gain": self._gain(),
             "modes": {
                 name: {"steps": mode.steps, "tokens": mode.total_tokens, "nodes": mode.total_nodes}
-                for name, mode in seen.items()
+                for name, mode in used.items()
             },
         }
+
+    def _summary(self, used: Mapping[str, _Mode]) -> str:
+        """The modes that were used, the most frequent first, and the nodes of a step."""
+        words = {name: estimate.words for name, estimate in self.estimates.items()}
+        words[PLAIN] = _PLAIN_WORDS
+        steps = sum(mode.steps for mode in used.values())
+        nodes = sum(mode.total_nodes for mode in used.values())
+        ranked = sorted(used, key=lambda name: -used[name].steps)
+        shares = "; ".join(f"{words[name]} in {used[name].steps / steps:.0%}" for name in ranked)
+        return f"{shares} of the steps, {nodes / steps:.1f} nodes a step"
+
+    def _gain(self) -> float | None:
+        """Speed-up over plain decoding; None where too few plain passes were timed."""
+        if not self._spent_ms or self.modes[PLAIN].steps < FIRST:
+            return None
+        return self._plain_ms / self._spent_ms

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 # row counts with a cost of their own
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-ROW = 0.1  # initial cost of one more row in a pass, in plain passes
-LEVEL = 0.1  # initial cost of a level of heads, in plain passes
+FIRST_COST = 0.1  # of one more row, and of a level of heads, before any was timed
 FIRST = 3  # plain steps at the start; the fastest of them sets the unit
 # log error of a time is clipped to this: the machine was busy for a moment
 _OUTLIER = math.log(1.5)
 _UNIT = 1 / 8  # smallest weight of a new time in the unit
-_RATIO = 1 / 32  # the same in a ratio
+SMALLEST_WEIGHT = 1 / 32  # the same in a ratio, and in a mode's running means (`control`)
 _ANCHOR = 1 / 3  # weight, in the unit, of the second plain step in a row
 
 
@@ -41,15 +40,19 @@ class Costs:
     def verify(self, rows: float) -> float:
         """Cost of a verify pass over ``rows`` rows, the choice of tokens included: interpolated
         between known row counts, extrapolated beyond the last with the mean slope up to it."""
-        low, below, slope = 1.0, 1.0, ROW
+        low = 1
+        low_cost = 1.0
+        slope = FIRST_COST
         for knot, ratio in zip(KNOTS, self.ratios, strict=True):
             if not ratio or knot == 1:
                 continue
-            slope = (ratio - below) / (knot - low)
+            slope = (ratio - low_cost) / (knot - low)
             if knot >= rows:
-                return below + slope * (rows - low)
-            low, below, slope = float(knot), ratio, (ratio - 1) / (knot - 1)
-        return below + slope * (rows - low)
+                return low_cost + slope * (rows - low)
+            low = knot
+            low_cost = ratio
+            slope = (ratio - 1) / (knot - 1)
+        return low_cost + slope * (rows - low)
 
     def observe(self, rows: int, milliseconds: float) -> None:
         """Learn from the time of a verify pass, whose error is shared between unit and ratio.
@@ -58,11 +61,12 @@ class Costs:
         drafting has filled the processor's caches; it is ignored, and the second one corrects the
         unit.
         """
-        at = next((at for at, knot in enumerate(KNOTS) if knot >= rows), 0)
-        self._seen[at] += 1
-        self._plain = 0 if at else self._plain + 1
-        if not self.unit or (not at and self._seen[0] <= FIRST):  # the machine may be slow at first
-            unit = milliseconds / self.verify(rows)
+        knot = next((i for i, size in enumerate(KNOTS) if size >= rows), 0)
+        is_plain = knot == 0  # rows beyond all knots are learnt from as one row is
+        self._seen[knot] += 1
+        self._plain = self._plain + 1 if is_plain else 0
+        if not self.unit or (is_plain and self._seen[0] <= FIRST):
+            unit = milliseconds / self.verify(rows)  # the machine may be slow at first
             self.unit = min(unit, self.unit or unit)
             return
         error = math.log(max(milliseconds, 1e-9) / (self.unit * self.verify(rows)))
@@ -70,15 +74,26 @@ class Costs:
         if self._plain == 1:
             return
         if self._plain == 2:
-            change = math.exp(_ANCHOR * error)
-            self.unit *= change
-            self.ratios[:] = [ratio and max(1.0, ratio / change) for ratio in self.ratios]
-            return
-        share = max(_RATIO, 1 / (1 + self._seen[at])) if at else 0.0
-        if at:
-            ratio = max(1.0, (self.ratios[at] or self.verify(KNOTS[at])) * math.exp(share * error))
-            # fewer rows cost no more, or they are never tried again
-            self.ratios[: at + 1] = [*(min(fewer, ratio) for fewer in self.ratios[:at]), ratio]
+            self._correct_unit(math.exp(_ANCHOR * error))
+        elif is_plain:
+            self.unit *= math.exp(_UNIT * error)
+        else:
+            self._share_error(knot, error)
+
+    def _correct_unit(self, change: float) -> None:
+        """Multiply the unit, while milliseconds of passes over more rows stay as they are."""
+        self.unit *= change
+        self.ratios[:] = [ratio and max(1.0, ratio / change) for ratio in self.ratios]
+
+    def _share_error(self, knot: int, error: float) -> None:
+        """Learn from the log error of a drafted step at a knot: in part its ratio, in part the
+        unit."""
+        share = max(SMALLEST_WEIGHT, 1 / (1 + self._seen[knot]))
+        before = self.ratios[knot] or self.verify(KNOTS[knot])
+        ratio = max(1.0, before * math.exp(share * error))
+        # fewer rows cost no more, or they are never tried again
+        self.ratios[:knot] = [min(fewer, ratio) for fewer in self.ratios[:knot]]
+        self.ratios[knot] = ratio
         self.unit *= math.exp(_UNIT * (1 - share) * error)
 
 
@@ -91,8 +106,8 @@ class CostEstimate:
         tokens: tokens per step, the target's own included.
         rows: rows of a step's verify pass.
         draft_cost: time that drafting takes in a step.
-        pass_cost, best_chance: time of one draft pass and the chance of its best candidate, where a
-            drafter makes one pass after another; 0 for others.
+        pass_cost: time of one draft pass, where a drafter makes one after another; 0 for others.
+        best_chance: chance of the best candidate of such a pass; 0 for others.
         min_cached: it drafts only while at least so many tokens are cached.
         loads: it must fill a cache first, so it is tried only where many tokens are still to come.
     """

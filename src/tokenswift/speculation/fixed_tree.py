@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tokenswift.config.strategies import tree_nodes
 from tokenswift.memory import Need
@@ -39,9 +39,12 @@ class FixedTreeStrategy(Strategy):
     option: tuple[str, object]
     rule: AcceptanceRule = EXACT
     max_passes: int | None = None
+    nodes: int = field(init=False)
+    _tree: DraftTree | None = field(init=False, default=None)  # the last one
 
     def __post_init__(self) -> None:
-        self.nodes = self.max_nodes = tree_nodes(self.widths)
+        self.nodes = tree_nodes(self.widths)
+        self.max_nodes = self.nodes
 
     def needs(self, text: int, row: int) -> list[Need]:
         """Memory of the tree's rows and of the drafters (see `memory.needs_of`)."""
@@ -73,11 +76,12 @@ class FixedTreeStrategy(Strategy):
         allowed = None  # all of them
         if forbidden:
             allowed = [node for node in range(1, len(tree)) if node not in forbidden]
-        self.tree = tree.build(allowed)
-        return self.tree
+        draft = tree.build(allowed)
+        self._tree = draft
+        return draft
 
     def observe(self, sequence: SequenceState, step: Step, nodes: tuple[int, ...]) -> None:
         """Show the drafters the step's tokens."""
         tokens = list(step.token_ids)
         for drafter in self.drafters:
-            drafter.observe(sequence, Outcome(tokens, len(nodes), True, self.tree))
+            drafter.observe(sequence, Outcome(tokens, len(nodes), True, self._tree))

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 from tokenswift.config.strategies import (
     AutoOptions,
+    MagicDecOptions,
+    MedusaOptions,
     MethodOptions,
     TokenSwiftOptions,
+    TriForceOptions,
 )
 from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.adaptive import CHAIN as LONGEST
@@ -30,6 +33,10 @@ from tokenswift.speculation.rivals.triforce import triforce, triforce_source
 from tokenswift.speculation.sequence_state import SequenceState, Strategy
 from tokenswift.tree import check_tree
 
+Options = TypeVar("Options", bound=MethodOptions)
+#: heads that a strategy may use, and its `types.Generation.draft_source`
+DraftSource: TypeAlias = tuple[Heads | None, str]
+
 
 def autoregressive(resources: object, options: object, sampler: Sampler) -> FixedTreeStrategy:
     """Plain decoding: one token per pass, no drafts."""
@@ -44,7 +51,8 @@ class TokenSwift(FixedTreeStrategy):
     """
 
     def __init__(self, resources: Resources, options: TokenSwiftOptions, sampler: Sampler) -> None:
-        self.target = target = resources.target
+        target = resources.target
+        self.target = target
         self.mode = options.draft
         self.budget = options.budget
         tree = options.tree
@@ -109,11 +117,13 @@ def auto(resources: Resources, options: AutoOptions, sampler: Sampler) -> Adapti
         drafters.append(PromptLookup(sampler.params.window > 0))
         drafters.append(Recycle(sampler, coupled, learnt.outcomes))
     levels = None
-    if (heads := resources.heads) is not None:
+    heads = resources.heads
+    if heads is not None:
         depth = DEPTH if heads.conditioned else heads.count
         frequent = options.vocabulary == "frequent"
         levels = HeadDrafter(target, resources.packed(heads), frequent, depth)
-        drafters += [levels] if options.draft != "partial" else []
+        if options.draft != "partial":
+            drafters.append(levels)
     if options.draft != "hidden" and options.cache != "full":
         context = SparseContext(
             target,
@@ -138,18 +148,6 @@ def auto(resources: Resources, options: AutoOptions, sampler: Sampler) -> Adapti
     return AdaptiveStrategy(drafters, sampler, coupled, learnt)
 
 
-#: builders of the strategies, from the model's resources, the strategy's options and the choice
-#: rule
-STRATEGIES: dict[str, Callable[[Resources, Any, Sampler], Strategy]] = {
-    "auto": auto,
-    "autoregressive": autoregressive,
-    "tokenswift": TokenSwift,
-    "medusa": medusa,
-    "triforce": triforce,
-    "magicdec": magicdec,
-}
-
-
 def _sources(resources: Resources, options: AutoOptions | TokenSwiftOptions) -> list[str]:
     """What ``auto`` and ``tokenswift`` both draft with."""
     passes = options.draft == "partial" or (options.draft == "auto" and options.cache != "full")
@@ -161,8 +159,8 @@ def _sources(resources: Resources, options: AutoOptions | TokenSwiftOptions) -> 
     return [name for name, is_used in parts.items() if is_used]
 
 
-def auto_source(resources: Resources, options: AutoOptions) -> tuple[Heads | None, str]:
-    """See :data:`DRAFT_SOURCES`."""
+def auto_source(resources: Resources, options: AutoOptions) -> DraftSource:
+    """See `Method`."""
     sources = _sources(resources, options)
     if options.draft_model is not None:
         sources.append(f"draft model {resources.draft_models.name(options.draft_model)}")
@@ -171,24 +169,65 @@ def auto_source(resources: Resources, options: AutoOptions) -> tuple[Heads | Non
     return resources.heads, ", ".join(sources) or "none"
 
 
-def tokenswift_source(resources: Resources, options: TokenSwiftOptions) -> tuple[Heads | None, str]:
-    """See :data:`DRAFT_SOURCES`."""
+def tokenswift_source(resources: Resources, options: TokenSwiftOptions) -> DraftSource:
+    """See `Method`."""
     return resources.heads, ", ".join(_sources(resources, options)) or "none"
 
 
-#: by strategy, the heads that it may use and its `types.Generation.draft_source`
-DRAFT_SOURCES: dict[str, Callable[[Resources, Any], tuple[Heads | None, str]]] = {
-    "auto": auto_source,
-    "autoregressive": lambda resources, options: (None, "none"),
-    "tokenswift": tokenswift_source,
-    "medusa": medusa_source,
-    "triforce": triforce_source,
-    "magicdec": magicdec_source,
+def autoregressive_source(resources: Resources, options: MethodOptions) -> DraftSource:
+    """See `Method`."""
+    return None, "none"
+
+
+class Method:
+    """A strategy by name: how it is built, and what it drafts from.
+
+    Args:
+        kind: the class of its options.
+        build: from the model's resources, the options and the choice rule to the strategy.
+        draft_source: from the resources and the options to the heads that the strategy may use, and
+            its `types.Generation.draft_source`.
+    """
+
+    def __init__(
+        self,
+        kind: type[Options],
+        build: Callable[[Resources, Options, Sampler], Strategy],
+        draft_source: Callable[[Resources, Options], DraftSource],
+    ) -> None:
+        def checked(options: MethodOptions) -> Options:
+            if not isinstance(options, kind):
+                raise TypeError(f"options are {type(options).__name__}; valid: {kind.__name__}")
+            return options
+
+        self._build = lambda resources, options, sampler: build(
+            resources, checked(options), sampler
+        )
+        self._draft_source = lambda resources, options: draft_source(resources, checked(options))
+
+    def __call__(self, resources: Resources, options: MethodOptions, sampler: Sampler) -> Strategy:
+        """The strategy of one sequence.
+
+        Raises:
+            InputError: options that the model does not support.
+        """
+        return self._build(resources, options, sampler)
+
+    def draft_source(self, resources: Resources, options: MethodOptions) -> DraftSource:
+        """The heads that it may use, and its `types.Generation.draft_source`."""
+        return self._draft_source(resources, options)
+
+
+STRATEGIES: dict[str, Method] = {
+    "auto": Method(AutoOptions, auto, auto_source),
+    "autoregressive": Method(MethodOptions, autoregressive, autoregressive_source),
+    "tokenswift": Method(TokenSwiftOptions, TokenSwift, tokenswift_source),
+    "medusa": Method(MedusaOptions, medusa, medusa_source),
+    "triforce": Method(TriForceOptions, triforce, triforce_source),
+    "magicdec": Method(MagicDecOptions, magicdec, magicdec_source),
 }
 
 
-def drafts_from(
-    resources: Resources, strategy: str, options: MethodOptions
-) -> tuple[Heads | None, str]:
+def drafts_from(resources: Resources, strategy: str, options: MethodOptions) -> DraftSource:
     """The heads that a strategy may use, and its `types.Generation.draft_source`."""
-    return DRAFT_SOURCES[strategy](resources, options)
+    return STRATEGIES[strategy].draft_source(resources, options)

@@ -35,8 +35,8 @@ ALONE = BatchLoad()
 
 
 class Strategy:
-    """How the steps of one sequence are drafted. This one is of a sequence that is only prefilled:
-    it takes no step.
+    """How the steps of one sequence are drafted. This one is for a sequence that is only prefilled
+    and takes no step.
 
     Attributes:
         rule: by which drafted tokens are kept.
@@ -80,7 +80,8 @@ class SequenceState:
             cache).
         prompt_tokens: length of the prompt.
         cache: the full KV cache; it holds ``len(tokens) - 1`` entries between steps.
-        model, sampler: the target and its choice rule.
+        model: the target.
+        sampler: its choice rule.
         strategy: one of `methods`; without one, the sequence is only prefilled.
         remaining: new tokens still to come at most; None: unlimited.
         eos: token ids that end the text (the token itself is part of the output); may be empty.
@@ -91,8 +92,8 @@ class SequenceState:
         draft_passes: model passes made only to draft; strategies count them here.
         load: the other sequences in the current step.
         rows: rows of its last verify pass.
-        mean_tokens, mean_ms: running means per step: new tokens, and milliseconds outside the
-            verify pass.
+        mean_tokens: running mean of a step's new tokens.
+        mean_ms: running mean of a step's milliseconds outside the verify pass.
         owner: its client; KV caches of shared prefixes are copied only between sequences of one
             owner.
         is_wanted: False once it is cancelled; asked between draft passes.

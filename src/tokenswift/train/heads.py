@@ -135,7 +135,7 @@ def norm_weight(base: FrozenBase) -> Float[Tensor, " D"]:
 
 def _ridge(heads: Heads, store: HiddenStore, base: FrozenBase) -> None:
     """The closed-form start, from at most about :data:`MOST` positions spread over the data."""
-    width, step = base.width, heads.layers[0]
+    width, step = base.width, heads.layer(0)
     if heads.config.inner:
         torch.nn.init.normal_(step["inner"].weight, std=(3 * width) ** -0.5)
     items = Windows(store, store.texts, 1, 512)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +82,19 @@ class Drafter:
 # ---- the candidates of one step ------------------------------------------------------------------
 
 
-Below = list[tuple[int, float]]  # candidates below a node: node and chance of its whole path
+class Candidate(NamedTuple):
+    """A candidate of a ranking, in the tree.
+
+    Attributes:
+        path_chance: chance of its whole path.
+        node: its node.
+    """
+
+    path_chance: float
+    node: int
+
+
+Ranking = list[Candidate]  # the candidates below one node, best first
 
 
 class Candidates:
@@ -100,9 +113,9 @@ class Candidates:
         tree: the candidates.
         ngram_start: the node below which n-gram branches start: the first pass's best candidate, or
             the root.
-        passes, levels: draft passes and levels of heads so far.
+        passes: draft passes so far.
+        levels: levels of heads so far.
         loaded: whether drafting filled a cache, so that its time is not typical.
-        drafter: the drafter that proposes now.
         min_chance: nodes with less chance than this are not worth a row, and need not be proposed.
     """
 
@@ -118,14 +131,30 @@ class Candidates:
         max_passes: int | None = None,
         ahead: list[int] | None = None,
     ) -> None:
-        self.sequence, self.text = sequence, sequence.tokens
-        self.sampler, self.coupled, self.widths = sampler, coupled, widths
+        self.sequence = sequence
+        self.text = sequence.tokens
+        self.sampler = sampler
+        self.coupled = coupled
+        self.widths = widths
         self.max_passes = len(widths) if max_passes is None else max_passes
         self.ahead = ahead or []
-        self.tree = CandidateTree(self.ahead[-1] if ahead else self.text[-1])
-        self.ngram_start = self.passes = self.levels = 0
+        self.tree = CandidateTree(self.ahead[-1] if self.ahead else self.text[-1])
+        self.ngram_start = 0
+        self.passes = 0
+        self.levels = 0
         self.loaded = False
-        self.drafter: Drafter
+        self._drafter: Drafter | None = None
+
+    @property
+    def drafter(self) -> Drafter:
+        """The drafter that proposes now.
+
+        Raises:
+            ValueError: none was asked yet.
+        """
+        if self._drafter is None:
+            raise ValueError("candidates are added by a drafter; `ask` one first")
+        return self._drafter
 
     # ---- called by strategies --------------------------------------------------------------------
 
@@ -138,7 +167,7 @@ class Candidates:
         self.sequence.raise_if_cancelled()
         if self.sampler.masks is not None and self.sampler.masks.is_slow:
             return
-        self.drafter = drafter
+        self._drafter = drafter
         drafter.propose(self.sequence, self)
 
     def forbidden(self, among: Sequence[int]) -> set[int]:
@@ -146,7 +175,6 @@ class Candidates:
         masks = self.sampler.masks
         if masks is None:
             return set()
-        tree = self.tree
         wanted = {*among}
         covered = set[int]()
         refused = set[int]()
@@ -154,14 +182,20 @@ class Candidates:
         for end in sorted(wanted, reverse=True):
             if end in covered:
                 continue
-            nodes, node = list[int](), end
-            while node > 0:
-                nodes.append(node)
-                node = tree.parents[node]
-            reached = masks.reach(self.text, self.path(end)) - len(self.ahead)
+            nodes = self._path_nodes(end)
+            reached = max(0, masks.reach(self.text, self.path(end)) - len(self.ahead))
             covered.update(nodes)
-            refused.update(wanted.intersection(nodes[: len(nodes) - max(0, reached)]))
+            refused.update(wanted.intersection(nodes[reached:]))
         return refused
+
+    def _path_nodes(self, end: int) -> list[int]:
+        """Nodes from the root's child down to ``end``."""
+        nodes = list[int]()
+        node = end
+        while node > 0:
+            nodes.append(node)
+            node = self.tree.parents[node]
+        return nodes[::-1]
 
     # ---- called by drafters ----------------------------------------------------------------------
 
@@ -176,7 +210,7 @@ class Candidates:
 
     def add_ranking(
         self, node: int, ranked: Ranked, level: int = 0, kind: str | None = None
-    ) -> Below:
+    ) -> Ranking:
         """Add the candidates of a ranking below ``node``, with chances learnt from earlier
         rankings.
 
@@ -185,9 +219,9 @@ class Candidates:
             level: levels below the drafter's start.
             kind: rankings of one kind share what is learnt; default: the drafter's name.
         Returns:
-            For each candidate, in order: its node, and the chance of its whole path.
+            The candidates, in order.
         """
-        return [(self.add(node, token), 1.0) for token in ranked.tokens]
+        return [Candidate(1.0, self.add(node, token)) for token in ranked.tokens]
 
     def rank(
         self,
@@ -196,7 +230,7 @@ class Candidates:
         level: int = 0,
         subset: Subset | None = None,
         kind: str | None = None,
-    ) -> list[Below]:
+    ) -> list[Ranking]:
         """Rank logits (n, S), or (1, S) for all n ``nodes``, by the choice rule; add the best below
         each node.
 
@@ -212,10 +246,8 @@ class Candidates:
         rankings = self._ranked(rows)
         if len(rankings) < len(nodes):
             rankings *= len(nodes)
-        return [
-            self.add_ranking(node, row, level, kind)
-            for node, row in zip(nodes, rankings, strict=True)
-        ]
+        pairs = zip(nodes, rankings, strict=True)
+        return [self.add_ranking(node, ranked, level, kind) for node, ranked in pairs]
 
     def _ranked(self, rows: LogitRows) -> list[Ranked]:
         """The candidates of each row; none of an invalid one."""
@@ -224,32 +256,39 @@ class Candidates:
         except (RefusedRow, NoMask):
             if len(rows.paths) == 1:
                 return [Ranked([], [], [])]
-        return [ranked for row in range(len(rows.paths)) for ranked in self._ranked(rows.one(row))]
+        rankings: list[Ranked] = []
+        for row in range(len(rows.paths)):
+            rankings += self._ranked(rows.one(row))
+        return rankings
 
     def _rows(self, nodes: list[int], logits: Tensor, subset: Subset | None) -> LogitRows:
         """The rows of logits with the contexts of their nodes."""
         paths = [self.path(node) for node in nodes]
         positions = [len(self.text) + len(path) for path in paths]
         widths = [self._width_at(self.tree.depths[node]) for node in nodes]
-        noise = self.coupled * self.drafter.noise
         return LogitRows(
-            logits, self.text, paths, positions, widths, noise, subset, self.with_probs
+            logits,
+            history=self.text,
+            paths=paths,
+            positions=positions,
+            widths=widths,
+            noise=self.coupled * self.drafter.noise,
+            subset=subset,
+            with_probs=self.with_probs,
         )
 
-    def next_level(self, below: list[Below], level: int) -> tuple[list[int], list[int]]:
-        """Which candidates the next level of heads continues.
+    def next_level(self, rankings: list[Ranking], level: int) -> list[int]:
+        """The nodes that the next level of heads continues, children of this level's.
 
         Args:
-            below: the candidates of this level, from :meth:`rank`.
+            rankings: the candidates of this level, from :meth:`rank`.
             level: of the heads, from 0.
-        Returns:
-            Their nodes, and for each its parent's row in this level.
         """
         self.levels += 1
-        grown = [(node, row) for row, children in enumerate(below) for node, _ in children]
-        if not grown or self.tree.depths[grown[0][0]] == len(self.widths):
-            return [], []
-        return [node for node, _ in grown], [row for _, row in grown]
+        nodes = _nodes(rankings)
+        if not nodes or self.tree.depths[nodes[0]] == len(self.widths):
+            return []
+        return nodes
 
     def add_by_passes(
         self,
@@ -271,17 +310,21 @@ class Candidates:
         Returns:
             The candidates of the last pass below which heads may continue.
         """
-        nodes, left, ends = [0], max_nodes, list[int]()
+        nodes = [0]
+        ends = list[int]()
+        left = max_nodes
         for level in range(self.max_passes):
             self.sequence.raise_if_cancelled()
             self.passes += 1
-            below = self.rank(nodes, run(nodes), level, subset, kind)
-            ends = [node for node, _ in below[0]]
-            self.ngram_start = self.ngram_start or next(iter(ends), 0)
-            nodes = self._worth_passes(below, per_pass)[:left]
+            rankings = self.rank(nodes, run(nodes), level, subset, kind)
+            ends = _nodes(rankings[:1])
+            if not self.ngram_start and ends:
+                self.ngram_start = ends[0]
+            nodes = self._worth_passes(rankings, per_pass)[:left]
             if not nodes:
                 break
-            left = None if left is None else left - len(nodes)
+            if left is not None:
+                left -= len(nodes)
         return self._worth_levels(ends) if ends else []
 
     # ---- what adaptive drafting does otherwise ---------------------------------------------------
@@ -294,10 +337,15 @@ class Candidates:
         """The candidates of a last draft pass below which heads continue."""
         return nodes if self.tree.depths[nodes[0]] < len(self.widths) else []
 
-    def _worth_passes(self, below: list[Below], per_pass: int | None) -> list[int]:
+    def _worth_passes(self, rankings: list[Ranking], per_pass: int | None) -> list[int]:
         """The candidates that the next draft pass continues, the likeliest first, ``per_pass`` at
         most."""
-        return [node for children in below for node, _ in children][:per_pass]
+        return _nodes(rankings)[:per_pass]
+
+
+def _nodes(rankings: list[Ranking]) -> list[int]:
+    """The nodes of all candidates, in the order of the rankings."""
+    return [candidate.node for ranking in rankings for candidate in ranking]
 
 
 # ---- the draft vocabulary ------------------------------------------------------------------------
@@ -324,7 +372,9 @@ class DraftVocabulary:
         frequent: Tensor | None = None,
         prompt: Sequence[int] = (),
     ) -> None:
-        self.model, self.size, parts = model, size, list[Tensor]()
+        self.model = model
+        self.size = size
+        parts: list[Tensor] = []
         if frequent is not None:
             prompt_ids = torch.tensor(prompt, dtype=torch.long).unique()
             parts = [frequent, prompt_ids[~torch.isin(prompt_ids, frequent.cpu())]]
@@ -337,12 +387,13 @@ class DraftVocabulary:
         """Normalised hidden states (m, D) → logits (m, S) float32, a column for each token of the
         subset."""
         if self.subset is None:
-            logits = self.model.project(normed)
-            more = self.size - logits.shape[1]
-            return (
-                nn.functional.pad(logits, (0, more), value=-torch.inf).contiguous()
-                if more
-                else logits
-            )
+            return self._padded(self.model.project(normed))
         parts = [self.model.project(normed, rows) for rows in self.rows]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _padded(self, logits: Tensor) -> Tensor:
+        """Logits of a model with fewer tokens than the target, filled up with -inf."""
+        missing = self.size - logits.shape[1]
+        if not missing:
+            return logits
+        return nn.functional.pad(logits, (0, missing), value=-torch.inf).contiguous()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os.path import commonprefix
 
 import torch
@@ -37,9 +37,15 @@ class ModelContext:
         model: the draft model; same tokenizer as the target.
         size: vocabulary size of the target.
         kv: "streaming" or "snapkv".
-        budget, sinks: B and S in tokens; B includes draft rows with "streaming".
+        budget: B in tokens, which includes draft rows with "streaming".
+        sinks: S in tokens.
         longest: tokens drafted in a step at most.
         frequent: token ids that may be drafted besides the prompt's; None: all.
+
+    Attributes:
+        slots: tokens that the cache holds.
+        room: positions through which the window moves until its keys are rotated back.
+        vocabulary: tokens that may be drafted.
     """
 
     model: BaseTarget
@@ -49,10 +55,19 @@ class ModelContext:
     sinks: int
     longest: int
     frequent: Tensor | None = None
-    _known = 0  # committed tokens that the model has run
-    _shift = 0  # a token's position in the sequence minus its position in the model
-    _origin = None  # the sinks' keys as first written, (layers, K, S, d)
-    _sinks_turned = 0  # positions that the sinks' keys have been rotated by
+    slots: int = field(init=False)
+    room: int = field(init=False)
+    vocabulary: DraftVocabulary = field(init=False)
+    _cache: SparseCache | None = field(init=False, default=None)  # None before the prefill
+    _drafted: list[int] = field(init=False, default_factory=list)  # tokens of the draft rows
+    # committed tokens that the model has run
+    _known: int = field(init=False, default=0)
+    # a token's position in the sequence minus its position in the model
+    _shift: int = field(init=False, default=0)
+    # the sinks' keys as first written, (layers, K, S, d)
+    _origin: Tensor | None = field(init=False, default=None)
+    # positions that the sinks' keys have been rotated by
+    _sinks_turned: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.budget = min([self.budget, *(w for w in self.model.windows if w is not None)])
@@ -63,7 +78,6 @@ class ModelContext:
         self.room = max(0, self.budget - self.slots - self.longest - 2)
         self.sinks = min(self.sinks, self.slots - 1)
         self.vocabulary = DraftVocabulary(self.model, self.size)
-        self._drafted: list[int] = []  # tokens of the draft rows
 
     @torch.inference_mode()
     def begin(self, tokens: list[int], check: Callable[[], None] = lambda: None) -> None:
@@ -74,19 +88,40 @@ class ModelContext:
         run = known
         if self.kv == "streaming" and len(known) > self.slots:
             run = known[: self.sinks] + known[len(known) - (self.slots - self.sinks) :]
-        self._known, self._shift = len(known), len(known) - len(run)
-        full = self.model.new_cache(max(1, len(run)), whole=True)
-        cache = SparseCache(full, self.slots, self.sinks, self.longest + 2)
-        if run:
-            last = self.model.prefill(run, full, lambda stage, done, total: check())
-            policy = "snapkv" if self.kv == "snapkv" else "recent"
-            row, windows = len(last.hidden) - 1, self.model.windows
-            cache.load(
-                full, select(policy, full, last.queries, row, windows, self.slots, self.sinks)
-            )
-            cache.positions[:, :, self.sinks :] += self._shift  # positions in the sequence
-        self._cache = cache
+        self._known = len(known)
+        self._shift = len(known) - len(run)
+        self._cache = self._prefilled(run, check)
         self._rotate()
+
+    @property
+    def cache(self) -> SparseCache:
+        """The model's cache.
+
+        Raises:
+            ValueError: nothing was prefilled yet.
+        """
+        if self._cache is None:
+            raise ValueError("a draft model drafts after its prefill; call `begin` first")
+        return self._cache
+
+    def _prefilled(self, tokens: list[int], check: Callable[[], None]) -> SparseCache:
+        """A cache with what the policy selects of these tokens."""
+        full = self.model.new_cache(max(1, len(tokens)), whole=True)
+        cache = SparseCache(full, self.slots, self.sinks, self.longest + 2)
+        if tokens:
+            last = self.model.prefill(tokens, full, lambda stage, done, total: check())
+            positions = select(
+                "snapkv" if self.kv == "snapkv" else "recent",
+                full,
+                last.queries,
+                len(last.hidden) - 1,
+                windows=self.model.windows,
+                budget=self.slots,
+                sinks=self.sinks,
+            )
+            cache.load(full, positions)
+            cache.positions[:, :, self.sinks :] += self._shift  # positions in the sequence
+        return cache
 
     def passes(self, text: list[int], ahead: Sequence[int] = ()) -> int:
         """Number of draft passes that the positions left after ``text`` and ``ahead`` allow, at
@@ -106,12 +141,12 @@ class ModelContext:
         """
         fresh = [*text[self._known :], *ahead]
         same = min(len(commonprefix((self._drafted, fresh))), len(fresh) - 1)
-        self._cache.rewind(same)
+        self.cache.rewind(same)
         start = self._known + same - self._shift
         tokens = torch.tensor(fresh[same:]).clamp(max=self.model.vocab_size - 1)  # see `begin`
         positions = torch.arange(start, start + len(tokens))
-        result = self.model.forward(tokens, positions, self._cache)
-        self._cache.grow(len(tokens))
+        result = self.model.forward(tokens, positions, self.cache)
+        self.cache.grow(len(tokens))
         self._drafted = fresh
         return self.vocabulary.project(self.model.norm(result.hidden[-1:]))
 
@@ -132,14 +167,14 @@ class ModelContext:
     def observe(self, tokens: list[int]) -> None:
         """Commit the draft rows whose tokens were accepted (the last of ``tokens`` is the root)."""
         accepted = len(commonprefix((self._drafted, tokens[self._known : -1])))
-        self._cache.commit_drafted(accepted, self._known)
+        self.cache.commit_drafted(accepted, self._known)
         self._known += accepted
         self._drafted = []
         self._rotate()
 
     def _rotate(self) -> None:
         """Keep positions below the budget, and the sinks next to the window (streaming only)."""
-        cache = self._cache
+        cache = self.cache
         if self.kv != "streaming" or cache.filled < self.slots:
             return
         if self._origin is None:
@@ -163,12 +198,15 @@ class ModelDrafter(Drafter):
         option: name and value of the option that sets its cache's size, for errors.
     """
 
-    name, source = MODEL, "chain"
+    name = MODEL
+    source = "chain"
 
     def __init__(
         self, context: ModelContext, target: BaseTarget, option: tuple[str, object]
     ) -> None:
-        self.context, self.target, self.option = context, target, option
+        self.context = context
+        self.target = target
+        self.option = option
 
     def begin(self, sequence: SequenceState) -> None:
         """Prefill the draft model."""
@@ -177,16 +215,25 @@ class ModelDrafter(Drafter):
     def needs(self, text: int, row: int) -> list[Need]:
         """The draft model's cache."""
         context = self.context
-        return [Need(*self.option, context.model.cache_bytes(context.slots + context.longest + 2))]
+        size = context.model.cache_bytes(context.slots + context.longest + 2)
+        return [Need(*self.option, size)]
 
     def estimate(self, costs: Costs) -> CostEstimate:
         """Two passes, with costs in proportion to the bytes of weights."""
         cost = self.context.model.weight_bytes / self.target.weight_bytes
-        return CostEstimate("the draft model", 2.1, 3, 2 * cost, pass_cost=cost, best_chance=0.6)
+        return CostEstimate(
+            "the draft model",
+            tokens=2.1,
+            rows=3,
+            draft_cost=2 * cost,
+            pass_cost=cost,
+            best_chance=0.6,
+        )
 
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
         """A chain."""
-        context, text = self.context, sequence.tokens
+        context = self.context
+        text = sequence.tokens
         candidates.loaded |= context.catch_up(text, sequence.raise_if_cancelled)
         candidates.add_by_passes(
             lambda nodes: context.row(text, candidates.path(nodes[0])),

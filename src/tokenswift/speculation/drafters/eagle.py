@@ -8,6 +8,9 @@ the row before takes its place.
 
 from __future__ import annotations
 
+from itertools import chain
+from os.path import commonprefix
+
 import torch
 from torch import Tensor
 
@@ -18,9 +21,8 @@ from tokenswift.speculation.drafters.base import Candidates, Drafter
 from tokenswift.speculation.eagle.model import CHUNK, SCRATCH, EagleModel
 from tokenswift.speculation.sequence_state import SequenceState
 
-NARROW_NOISE = (
-    0.5  # weight of the target's noise where little was learnt: logits are half as far apart
-)
+#: weight of the target's noise where little was learnt: logits are half as far apart
+NARROW_NOISE = 0.5
 _LAG = 32  # rows run before a draft from which its time is not typical
 
 
@@ -32,14 +34,21 @@ class Branches:
         model: the drafter.
         cache: the drafter's KV cache.
         candidates: the candidates of the step.
-        at: position of the last row with a feature.
+        position: position of the last row with a feature.
         newest: the drafter's output in that row, (1, H).
     """
 
     def __init__(
-        self, model: EagleModel, cache: FullCache, candidates: Candidates, at: int, newest: Tensor
+        self,
+        model: EagleModel,
+        cache: FullCache,
+        candidates: Candidates,
+        position: int,
+        newest: Tensor,
     ) -> None:
-        self.model, self.cache, self.candidates, self.at = model, cache, candidates, at
+        self.model = model
+        self.cache = cache
+        self.position = position
         self.tree = candidates.tree
         self._outputs = {0: newest}  # output of each node's row, (1, H)
         self._trunk = 0  # the last node of the trunk
@@ -53,28 +62,35 @@ class Branches:
 
     def _run(self, nodes: list[int]) -> None:
         """One pass over these nodes and the part of their paths that is not in the cache."""
-        tree, outputs, model = self.tree, self._outputs, self.model
+        tree = self.tree
+        outputs = self._outputs
         paths = [self._above(node) for node in nodes]
-        stays = [shared[0] for shared in zip(*paths, strict=True) if len({*shared}) == 1]
-        self.cache.commit(tuple(self._rows.index(node) for node in stays))
-        self._trunk = stays[-1] if stays else self._trunk
-        rows = sorted({*nodes}.union(*paths) - {*stays})  # parents before their children
-        place = {node: row for row, node in enumerate(rows)}
-        above = [tree.parents[node] for node in rows]
-        states = model.fed_back(torch.cat([outputs[node] for node in above]))
-        parents = [place.get(node, -1) for node in above]
-        at = self.at + tree.depths[self._trunk] + 1
-        output = model.run(
-            [self.candidates.tree.tokens[row] for row in rows], states, at, self.cache, parents
+        shared = commonprefix(paths)
+        self.cache.commit(tuple(self._rows.index(node) for node in shared))
+        if shared:
+            self._trunk = shared[-1]
+        rows = sorted({*nodes, *chain.from_iterable(paths)} - {*shared})  # parents come first
+        index = {node: row for row, node in enumerate(rows)}
+        parents = [tree.parents[node] for node in rows]
+        states = self.model.fed_back(torch.cat([outputs[parent] for parent in parents]))
+        output = self.model.run(
+            [tree.tokens[node] for node in rows],
+            states,
+            self.position + tree.depths[self._trunk] + 1,
+            self.cache,
+            [index.get(parent, -1) for parent in parents],
         )
-        outputs |= {node: output[row : row + 1] for node, row in place.items()}
+        for node, row in index.items():
+            outputs[node] = output[row : row + 1]
         self._rows = rows
 
     def _above(self, node: int) -> list[int]:
         """Nodes from the trunk's child down to a node's parent."""
         nodes = list[int]()
-        while (node := self.tree.parents[node]) != self._trunk:
-            nodes.append(node)
+        above = self.tree.parents[node]
+        while above != self._trunk:
+            nodes.append(above)
+            above = self.tree.parents[above]
         return nodes[::-1]
 
 
@@ -121,7 +137,8 @@ class EagleDrafter(Drafter):
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
         """Add a tree by one pass for each depth, as far as that pays."""
         candidates.loaded |= self._read(sequence) > _LAG
-        cache, newest = self._cache, len(sequence.tokens) - 2
+        cache = self._cache
+        newest = len(sequence.tokens) - 2
         if cache is None or self._newest is None or self._next != newest + 1 or candidates.ahead:
             return
         read = cache.length
@@ -133,12 +150,13 @@ class EagleDrafter(Drafter):
     def _read(self, sequence: SequenceState) -> int:
         """Run the rows whose features are new, and return how many; the window slides. After a gap
         in positions, earlier rows are dropped."""
-        cache, model = self._cache, self.model
+        cache = self._cache
+        model = self.model
         unread = None if sequence.features is None else sequence.features.drain()
         if cache is None or unread is None:
             return 0
-        at, features = unread
-        if at != self._next:
+        first, features = unread
+        if first != self._next:
             cache.rewind(0)
         count = features.shape[1]
         for start in range(0, count, CHUNK):
@@ -146,10 +164,11 @@ class EagleDrafter(Drafter):
             size = rows.stop - rows.start
             if cache.length + size + SCRATCH > cache.capacity:
                 cache.slide(model.window)
-            tokens = sequence.tokens[at + rows.start + 1 : at + rows.stop + 1]
-            output = model.run(tokens, model.fuse(features[:, rows]), at + rows.start, cache)
+            position = first + rows.start
+            tokens = sequence.tokens[position + 1 : position + size + 1]
+            output = model.run(tokens, model.fuse(features[:, rows]), position, cache)
             cache.commit(tuple(range(size)))
             self._newest = output[-1:]
             sequence.raise_if_cancelled()
-        self._next = at + count
+        self._next = first + count
         return count

@@ -6,13 +6,14 @@ from torch import Tensor
 
 from tokenswift.kv.memory import to_device
 from tokenswift.models.base import BaseTarget
-from tokenswift.speculation.costs import LEVEL, CostEstimate, Costs
+from tokenswift.speculation.costs import FIRST_COST, CostEstimate, Costs
 from tokenswift.speculation.drafters.base import Candidates, Drafter, DraftVocabulary
 from tokenswift.speculation.heads.modules import Heads
 from tokenswift.speculation.sequence_state import SequenceState
 
 HIDDEN = "hidden"
 DEPTH = 8  # levels of conditioned heads in adaptive drafting
+_WORDS = "heads from the verified state"
 
 
 class HeadDrafter(Drafter):
@@ -29,12 +30,15 @@ class HeadDrafter(Drafter):
         depth: levels at most; None: one for each head.
     """
 
-    name, source = HIDDEN, "head"
+    name = HIDDEN
+    source = "head"
 
     def __init__(
         self, model: BaseTarget, heads: Heads, frequent: bool, depth: int | None = None
     ) -> None:
-        self.model, self.heads, self.frequent = model, heads, frequent
+        self.model = model
+        self.heads = heads
+        self.frequent = frequent
         self.vocabulary = DraftVocabulary(model, model.vocab_size)
         self.depth = heads.count if depth is None else depth
         self._begun: SequenceState | None = None
@@ -44,14 +48,19 @@ class HeadDrafter(Drafter):
         if self._begun is not sequence:
             self._begun = sequence
             if self.frequent:
-                size, frequent = self.model.vocab_size, self.heads.frequent
-                self.vocabulary = DraftVocabulary(self.model, size, frequent, sequence.tokens)
+                self.vocabulary = DraftVocabulary(
+                    self.model, self.model.vocab_size, self.heads.frequent, sequence.tokens
+                )
 
     def estimate(self, costs: Costs) -> CostEstimate:
         """A tree of one candidate or of two, whichever pays better."""
-        trees = ((1.4, 2, 1.5 * LEVEL), (1.5, 3, 2 * LEVEL))
-        best = max(trees, key=lambda tree: tree[0] / (tree[2] + costs.verify(tree[1])))
-        return CostEstimate("heads from the verified state", *best)
+        estimates = [
+            CostEstimate(_WORDS, tokens=1.4, rows=2, draft_cost=1.5 * FIRST_COST),
+            CostEstimate(_WORDS, tokens=1.5, rows=3, draft_cost=2 * FIRST_COST),
+        ]
+        return max(
+            estimates, key=lambda one: one.tokens / (one.draft_cost + costs.verify(one.rows))
+        )
 
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
         """Add levels below the root."""
@@ -60,16 +69,24 @@ class HeadDrafter(Drafter):
 
     def grow(self, candidates: Candidates, nodes: list[int], base: Tensor, kind: str) -> None:
         """Add levels below ``nodes``, from the hidden state ``base`` (1, D), as far as they pay."""
-        heads, model, states, head = self.heads, self.model, base, 0
+        model = self.model
+        heads = self.heads
+        states = base
         if heads.conditioned:
             states = states.expand(len(nodes), -1)
-        while head < self.depth and nodes:
-            last = [candidates.tree.tokens[node] for node in nodes[: len(states)]]
-            embeds = model.embed(to_device(last, model.device)) if heads.conditioned else None
-            states = heads.advance(head, states, base.expand(len(states), -1), embeds)
-            logits = self.vocabulary.project(heads.normed(head, states))
-            below = candidates.rank(nodes, logits, head, self.vocabulary.subset, kind)
-            nodes, rows = candidates.next_level(below, head)
+        for level in range(self.depth):
+            if not nodes:
+                break
+            embeds = None
             if heads.conditioned:
-                states = states[to_device(rows, states.device)]
-            head += 1
+                tokens = [candidates.tree.tokens[node] for node in nodes]
+                embeds = model.embed(to_device(tokens, model.device))
+            states = heads.advance(level, states, base.expand(len(states), -1), embeds)
+            logits = self.vocabulary.project(heads.normed(level, states))
+            rankings = candidates.rank(nodes, logits, level, self.vocabulary.subset, kind)
+            next_nodes = candidates.next_level(rankings, level)
+            if heads.conditioned:
+                rows = {node: row for row, node in enumerate(nodes)}
+                parents = [rows[candidates.tree.parents[node]] for node in next_nodes]
+                states = states[to_device(parents, states.device)]
+            nodes = next_nodes

@@ -24,6 +24,7 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 
@@ -47,6 +48,38 @@ _COUNT = 40  # the bits below hold the position, so that integers compare by cou
 Followers = tuple[int, ...]
 
 
+class CopyFeatures(NamedTuple):
+    """What tells how likely a copied token is right; also the weights of these.
+
+    Attributes:
+        constant: 1.
+        log_length: logarithm of the length of the match, up to the token.
+        recent: running share of right predictions.
+        is_new: whether the token was new in its place.
+        votes: of the other occurrences, see :func:`_votes`.
+        new_before: share of new ones among the tokens before it.
+    """
+
+    constant: float
+    log_length: float
+    recent: float
+    is_new: float
+    votes: float
+    new_before: float
+
+
+#: fitted to 260 answers of a 1.5B model (docs/decisions.md)
+_WEIGHTS = CopyFeatures(
+    constant=-2.4,
+    log_length=1.0,
+    recent=1.4,
+    is_new=-1.6,
+    votes=1.85,
+    new_before=1.35,
+)
+_PENALISED_WEIGHTS = _WEIGHTS._replace(constant=-3.9)
+
+
 class PromptLookup(Drafter):
     """Drafts what followed the longest earlier match of the newest tokens; free.
 
@@ -54,15 +87,14 @@ class PromptLookup(Drafter):
         penalised: whether the sampler penalises repetition, which makes copies less likely.
     """
 
-    name, source = "lookup", "ngram"
+    name = "lookup"
+    source = "ngram"
 
     def __init__(self, penalised: bool) -> None:
         self._text: list[int] = []
         self._new: list[bool] = []  # for each token, whether no match predicted it
         self._places: dict[tuple[int, ...], list[int]] = {}
-        # features: 1, log of the length, running share, new, votes of the other occurrences, share
-        # of new tokens before; fitted to what a 1.5B model wrote
-        self._chance = Regression((-3.9 if penalised else -2.4, 1.0, 1.4, -1.6, 1.85, 1.35)).chance
+        self._chance = Regression(_PENALISED_WEIGHTS if penalised else _WEIGHTS).chance
         self._recent = 0.0  # running share of right predictions
         self._follow = -1  # place of the token that the followed match predicts next; -1: none
         self._agreed = 0  # right predictions in a row of the followed match
@@ -74,24 +106,32 @@ class PromptLookup(Drafter):
 
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
         """Add the predicted tokens as one path, as far as they may be worth a row."""
-        text, end, self._drafted = self._text, len(self._text), []
-        alike, length = self._matches()
-        if not alike:
-            if self._follow < 0:
-                return
-            alike, length = [self._follow], self._agreed + _BEHIND
-        best, node, path_chance = alike[0], 0, 1.0
-        for i in range(MOST):
-            place = best + i % (
-                end - best
-            )  # past the text's end it continues from the match: a loop
+        self._drafted = []
+        places, length = self._matches()
+        if not places and self._follow >= 0:
+            places = [self._follow]
+            length = self._agreed + _BEHIND
+        if not places:
+            return
+        text = self._text
+        end = len(text)
+        best = places[0]
+        node = 0
+        path_chance = 1.0
+        for ahead in range(MOST):
+            place = best + ahead % (end - best)  # past the text's end the match begins anew: a loop
             token = text[place]
-            reach = [other for other in alike if other + i < end]
-            alike = [other for other in reach if text[other + i] == token]
-            votes = (2 * len(alike) / len(reach) - 1) * math.log(1 + len(reach)) if reach else 0.0
-            near = sum(self._new[max(0, place - _NEAR) : place]) / _NEAR
-            x = (1.0, math.log(length + i), self._recent, float(self._new[place]), votes, near)
-            chance = self._chance(x)
+            reaching = [other for other in places if other + ahead < end]
+            places = [other for other in reaching if text[other + ahead] == token]
+            features = CopyFeatures(
+                constant=1.0,
+                log_length=math.log(length + ahead),
+                recent=self._recent,
+                is_new=float(self._new[place]),
+                votes=_votes(len(places), len(reaching)),
+                new_before=sum(self._new[max(0, place - _NEAR) : place]) / _NEAR,
+            )
+            chance = self._chance(features)
             path_chance *= chance
             self._drafted.append(token)
             if path_chance < candidates.min_chance or token in sequence.eos:
@@ -111,7 +151,7 @@ class PromptLookup(Drafter):
 
     def _extend(self, tokens: list[int]) -> None:
         """Append tokens to the text and index them; follow the match."""
-        text, places = self._text, self._places
+        text = self._text
         for token in tokens:
             hit = self._follow >= 0 and text[self._follow] == token
             self._new.append(not hit)
@@ -119,9 +159,10 @@ class PromptLookup(Drafter):
             if self._follow >= 0:
                 self._follow += 1
                 self._agreed = self._agreed + 1 if hit else 0
-            known = places.setdefault(tuple(text[-LEAST:]), [])
+            known = self._places.setdefault(tuple(text[-LEAST:]), [])
             if known and self._agreed < LEAST:
-                self._follow, self._agreed = known[-1], LEAST
+                self._follow = known[-1]
+                self._agreed = LEAST
             known.append(len(text))
             if len(known) > _MAX_PLACES:
                 del known[0]
@@ -129,18 +170,27 @@ class PromptLookup(Drafter):
     def _matches(self) -> tuple[list[int], int]:
         """Places after earlier occurrences of the newest tokens, the longest match first; and its
         length."""
-        text, matches = self._text, []
-        for place in self._places.get(tuple(text[-LEAST:]), ())[
-            :-1
-        ]:  # the last one is the text's end
-            agreed = LEAST
-            while (
-                agreed < MOST and agreed < place and text[place - 1 - agreed] == text[-1 - agreed]
-            ):
-                agreed += 1
-            matches.append((agreed, place))
-        matches.sort(reverse=True)
-        return [place for _, place in matches], matches[0][0] if matches else 0
+        text = self._text
+        places = self._places.get(tuple(text[-LEAST:]), [])[:-1]  # the last one is the text's end
+        matches = sorted(((self._match_length(place), place) for place in places), reverse=True)
+        longest = matches[0][0] if matches else 0
+        return [place for _, place in matches], longest
+
+    def _match_length(self, place: int) -> int:
+        """How many tokens before a place are the newest ones, of which LEAST are known to be."""
+        text = self._text
+        length = LEAST
+        while length < min(MOST, place) and text[place - 1 - length] == text[-1 - length]:
+            length += 1
+        return length
+
+
+def _votes(agreeing: int, reaching: int) -> float:
+    """How clearly the matches that reach so far agree with the first: their majority, times the
+    logarithm of their number; 0 where none reaches."""
+    if not reaching:
+        return 0.0
+    return (2 * agreeing / reaching - 1) * math.log(1 + reaching)
 
 
 class NgramTable:
@@ -152,7 +202,8 @@ class NgramTable:
     """
 
     def __init__(self, delay: int, length: int = LENGTH) -> None:
-        self.delay, self.length = delay, length
+        self.delay = delay
+        self.length = length
         self._tokens: list[int] = []
         self._counted = 0  # n-grams that start before this position
         #: first token → followers → count and latest position in one integer
@@ -160,12 +211,15 @@ class NgramTable:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens to the text."""
-        text, ready = self._tokens, self._counted
+        text = self._tokens
         text.extend(tokens)
+        ready = self._counted
         self._counted = max(ready, len(text) - self.delay - self.length + 1)
-        for at in range(ready, self._counted):
-            counts, followers = self._counts[text[at]], tuple(text[at + 1 : at + self.length])
-            counts[followers] = (1 + (counts.get(followers, 0) >> _COUNT) << _COUNT) + at
+        for start in range(ready, self._counted):
+            counts = self._counts[text[start]]
+            followers = tuple(text[start + 1 : start + self.length])
+            count = 1 + (counts.get(followers, 0) >> _COUNT)
+            counts[followers] = (count << _COUNT) + start
 
     def lookup(self, token: int, k: int) -> list[tuple[Followers, int]]:
         """Up to k n-grams that start with ``token``: (followers, count), the most frequent first.
@@ -187,10 +241,13 @@ class Ngrams(Drafter):
         coupled: choose among frequent n-grams with the target's noise.
     """
 
-    name, source = "ngrams", "ngram"
+    name = "ngrams"
+    source = "ngram"
 
     def __init__(self, count: int, min_count: int, sampler: Sampler, coupled: bool) -> None:
-        self.count, self.min_count, self.sampler = count, min_count, sampler
+        self.count = count
+        self.min_count = min_count
+        self.sampler = sampler
         # with coupled drafting, the noise chooses from more n-grams than are drafted
         self.pool = count * (4 if coupled and not sampler.params.greedy else 1)
         self.table = NgramTable(delay=sampler.params.window)
@@ -205,24 +262,25 @@ class Ngrams(Drafter):
 
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
         """Add the best n-grams as branches."""
-        tree, start = candidates.tree, candidates.ngram_start
+        tree = candidates.tree
+        start = candidates.ngram_start
         for followers in self._branches(sequence, tree.tokens[start], tree.depths[start]):
             tree.add_path(followers, parent=start)
 
     def _branches(self, sequence: SequenceState, start: int, depth: int) -> list[Followers]:
         """The best n-grams that start with the token ``start``, at ``depth`` below the root."""
-        entries = [
-            entry for entry in self.table.lookup(start, self.pool) if entry[1] >= self.min_count
-        ]
-        if len(entries) <= self.count:
-            return [followers for followers, _ in entries]
-        grams = torch.tensor([followers for followers, _ in entries])
-        score = torch.tensor([math.log(count) for _, count in entries])
-        for i in range(grams.shape[1]):
-            place = len(sequence.tokens) + depth + i
-            score = score + gumbels_of(self.sampler.params.seed, place, grams[:, i])
+        frequent = self.table.lookup(start, self.pool)
+        counts = {followers: count for followers, count in frequent if count >= self.min_count}
+        branches = list(counts)
+        if len(branches) <= self.count:
+            return branches
+        tokens = torch.tensor(branches)
+        score = torch.tensor([math.log(count) for count in counts.values()])
+        for i in range(tokens.shape[1]):
+            position = len(sequence.tokens) + depth + i
+            score = score + gumbels_of(self.sampler.params.seed, position, tokens[:, i])
         best = score.topk(self.count).indices.tolist()
-        return [entries[i][0] for i in best]
+        return [branches[i] for i in best]
 
     def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
         """Count the new n-grams."""
@@ -233,7 +291,8 @@ class Ngrams(Drafter):
 
 
 FORCED = 31  # tokens drafted in a step, at most
-_FIRST, _SLOW = 0.5, 1 / 16  # chance of an uncertain token at first, and the weight of each outcome
+_FIRST = 0.5  # chance of an uncertain token at first
+_SLOW = 1 / 16  # weight of each outcome in that chance
 
 
 class GrammarDrafter(Drafter):
@@ -256,12 +315,12 @@ class GrammarDrafter(Drafter):
         tokens, sure = self.masks.forced(sequence.tokens)
         self._open = (sure, tokens[sure]) if sure < len(tokens) else None
         node = 0
-        for place, token in enumerate(tokens[:FORCED]):
-            node = candidates.add(node, token, 1.0 if place < sure else self._chance)
+        for index, token in enumerate(tokens[:FORCED]):
+            node = candidates.add(node, token, 1.0 if index < sure else self._chance)
 
     def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
         """Learn how often an uncertain token is right."""
         if self._open is not None and self._open[0] < len(outcome.tokens):
-            place, token = self._open
-            self._chance += _SLOW * ((outcome.tokens[place] == token) - self._chance)
+            index, token = self._open
+            self._chance += _SLOW * ((outcome.tokens[index] == token) - self._chance)
         self._open = None

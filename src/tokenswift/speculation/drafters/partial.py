@@ -6,15 +6,16 @@ use at the same position, so it is right wherever both would choose the same tok
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from tokenswift.kv.cache import KVCache
+from tokenswift.kv.cache import FullCache, KVCache
+from tokenswift.kv.passes import Pass
 from tokenswift.kv.sparse import SparseCache, select, useful_budget
 from tokenswift.memory import Need
 from tokenswift.models.base import BaseTarget
-from tokenswift.speculation.costs import LEVEL, CostEstimate, Costs
+from tokenswift.speculation.costs import FIRST_COST, CostEstimate, Costs
 from tokenswift.speculation.drafters.base import Candidates, Drafter, Outcome
 from tokenswift.speculation.drafters.heads import HeadDrafter
 from tokenswift.speculation.sequence_state import SequenceState
@@ -30,7 +31,8 @@ class SparseContext:
     Args:
         model: the target.
         policy: how positions are selected, see `kv.select`.
-        wanted_budget, sinks: B and S, in tokens.
+        wanted_budget: B, in tokens.
+        sinks: S, in tokens.
         scratch: rows of draft passes in a step.
         refresh: new tokens after which the selection is repeated; None: once they have replaced all
             of it; 0: never.
@@ -52,6 +54,7 @@ class SparseContext:
     frozen: bool = False
     chunk: int = 8
     sparse: SparseCache | None = None
+    budget: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.budget = useful_budget(self.wanted_budget, self.model.windows, self.sinks)
@@ -67,25 +70,36 @@ class SparseContext:
         Raises:
             ValueError: nothing was committed yet.
         """
-        full, newest = sequence.cache, sequence.last_pass
+        full = sequence.cache
+        newest = sequence.last_pass
         if newest is None:
             raise ValueError("a sparse cache is selected from a full cache that holds tokens")
-        sparse = self.sparse
-        if sparse is None:
-            sparse = SparseCache(full, self.budget, self.sinks, self.scratch)
-            self.sparse = sparse
-        if self._due(sparse):
+        if self.sparse is None:
+            self.sparse = SparseCache(full, self.budget, self.sinks, self.scratch)
+        if self._due(self.sparse):
             candidates.loaded = True
-            queries, windows = newest.queries, self.model.windows
-            if full.tail is not None:  # layers with windows are read in the full cache
-                queries = [
-                    query for query, window in zip(queries, windows, strict=True) if window is None
-                ]
-                windows = [None] * len(queries)
-            sizes = (windows, self.budget, self.sinks, self.chunk)
-            sparse.load(full, select(self.policy, full, queries, sequence.last_row, *sizes))
-        sparse.rewind()
-        return sparse
+            self.sparse.load(full, self._selected(full, newest, sequence.last_row))
+        self.sparse.rewind()
+        return self.sparse
+
+    def _selected(self, full: FullCache, newest: Pass, row: int) -> list[torch.Tensor]:
+        """The positions of each layer that the policy selects, by a pass's queries in a row."""
+        queries = newest.queries
+        windows = self.model.windows
+        if full.tail is not None:  # layers with windows are read in the full cache
+            pairs = zip(queries, windows, strict=True)
+            queries = [query for query, window in pairs if window is None]
+            windows = [None] * len(queries)
+        return select(
+            self.policy,
+            full,
+            queries,
+            row,
+            windows=windows,
+            budget=self.budget,
+            sinks=self.sinks,
+            chunk=self.chunk,
+        )
 
     def _due(self, sparse: SparseCache) -> bool:
         if not sparse.selections or self.frozen or self.refresh == 0:
@@ -117,8 +131,8 @@ class PartialDrafter(Drafter):
     heads: HeadDrafter | None = None
     source: str = "head"
     min_cached: int = 0
-    name = PARTIAL
-    _prompt = 0  # length of the prompt
+    name: str = field(init=False, default=PARTIAL)
+    _prompt: int = field(init=False, default=0)  # length of the prompt
 
     def begin(self, sequence: SequenceState) -> None:
         """Give the heads the prompt, which decides the tokens that they may draft."""
@@ -134,7 +148,8 @@ class PartialDrafter(Drafter):
         """One pass, which reads the weights and the partial cache, and a level of heads."""
         if self.context is None:
             return None
-        model, budget = self.model, self.context.budget
+        model = self.model
+        budget = self.context.budget
         partial_bytes = budget * model.kv_bytes
         full_bytes = max(budget, self._prompt) * model.kv_bytes
         cost = (model.weight_bytes + partial_bytes) / (model.weight_bytes + full_bytes)
@@ -142,7 +157,7 @@ class PartialDrafter(Drafter):
             "passes over the partial cache",
             tokens=2.1,
             rows=4,
-            draft_cost=cost + LEVEL,
+            draft_cost=cost + FIRST_COST,
             pass_cost=cost,
             best_chance=0.85,
             min_cached=budget,
@@ -153,9 +168,10 @@ class PartialDrafter(Drafter):
         """A chain by passes, then a tree by the heads below its end."""
         if sequence.last_pass is None:
             return
-        context, sparse, full = self.context, None, sequence.cache
-        if context is not None and full.length >= self.min_cached:
-            sparse = context.cache(sequence, candidates)
+        sparse = None
+        full = sequence.cache
+        if self.context is not None and full.length >= self.min_cached:
+            sparse = self.context.cache(sequence, candidates)
         cache: KVCache = full if sparse is None else sparse
         start = len(sequence.tokens) - 1
         states = [sequence.last_pass.hidden[sequence.last_row][None]]  # (1, D) after 0, 1, … passes

@@ -16,6 +16,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -26,8 +28,22 @@ from tokenswift.speculation.drafters.base import Candidates, Drafter, Outcome
 from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.types import DraftTree
 
-Kind = tuple[int, int, int]  # kind of a candidate: context length, rank, class of its share
-Outcomes = dict[Kind, tuple[float, float]]  # by kind: right candidates, and all
+
+class Kind(NamedTuple):
+    """Candidates that are right equally often.
+
+    Attributes:
+        length: tokens of the context that the ranking was found by.
+        rank: of the candidate, 0 for the best.
+        share: class of its share of probability, from 0 up, bounded by :data:`_BOUNDS`.
+    """
+
+    length: int
+    rank: int
+    share: int
+
+
+Outcomes = dict[tuple[int, int, int], tuple[float, float]]  # by `Kind`: right candidates, and all
 RANKED = 4  # tokens remembered of a ranking
 LONGEST = 3  # tokens of a context
 DEPTH = 6  # depth of a path, at most
@@ -49,16 +65,31 @@ class Rankings:
     def put(self, context: list[int], tokens: list[int], values: list[float]) -> None:
         """Keep the ranking after a context."""
         for length in range(1, min(LONGEST, len(context)) + 1):
-            self._slots[tuple(context[-length:])] = tokens, values
+            self._slots[tuple(context[-length:])] = (tokens, values)
         while len(self._slots) > SLOTS:
             self._slots.popitem(last=False)
 
     def get(self, context: list[int]) -> tuple[int, list[int], list[float]] | None:
         """The longest known end of a context: its length, and its ranking's tokens and values."""
         for length in range(min(LONGEST, len(context)), 0, -1):
-            if ranking := self._slots.get(tuple(context[-length:])):
-                return length, *ranking
+            ranking = self._slots.get(tuple(context[-length:]))
+            if ranking is not None:
+                tokens, values = ranking
+                return length, tokens, values
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Expanded:
+    """A node that got candidates.
+
+    Attributes:
+        path: tokens down to it.
+        kinds: of its candidates, by their tokens.
+    """
+
+    path: list[int]
+    kinds: dict[int, Kind]
 
 
 class Recycle(Drafter):
@@ -73,11 +104,12 @@ class Recycle(Drafter):
     name = source = "recycle"
 
     def __init__(self, sampler: Sampler, coupled: bool, outcomes: Outcomes | None = None) -> None:
-        self.sampler, self.params, self.rankings = sampler, sampler.params, Rankings()
+        self.sampler = sampler
+        self.params = sampler.params
+        self.rankings = Rankings()
         self.coupled = coupled and not sampler.params.greedy
         self._outcomes: Outcomes = {} if outcomes is None else outcomes
-        #: of each node that got candidates: tokens of its path, and the candidates with their kinds
-        self._places: list[tuple[list[int], dict[int, Kind]]] = []
+        self._expanded: list[_Expanded] = []
 
     def needs(self, text: int, row: int) -> list[Need]:
         """The table."""
@@ -86,67 +118,85 @@ class Recycle(Drafter):
     def propose(self, sequence: SequenceState, candidates: Candidates) -> None:
         """Add candidates below the likeliest nodes of any drafter, as far as they may be worth a
         row."""
-        self._places, tree = [], candidates.tree
-        below: dict[int, list[int]] = {}
+        self._expanded = []
+        tree = candidates.tree
+        proposed: dict[int, set[int]] = {}  # by node, the children that others have proposed
         for node in range(1, len(tree)):
-            below.setdefault(tree.parents[node], []).append(node)
-        heap = [(-1.0, 0)]
-        while heap and len(self._places) < EXPANDED:
-            chance, node = heapq.heappop(heap)
-            if -chance < candidates.min_chance:
+            proposed.setdefault(tree.parents[node], set()).add(node)
+        heap = [(-1.0, 0)]  # minus the path chance, and the node
+        while heap and len(self._expanded) < EXPANDED:
+            minus_chance, node = heapq.heappop(heap)
+            if -minus_chance < candidates.min_chance:
                 break
-            children = self._expand(candidates, sequence.tokens, node, -chance) | {
-                *below.get(node, ())
-            }
+            children = self._expand(candidates, sequence.tokens, node, -minus_chance)
+            children |= proposed.get(node, set())
             if tree.depths[node] + 1 < DEPTH:
                 for child in children:
-                    heapq.heappush(heap, (chance * tree.chances[child], child))
+                    heapq.heappush(heap, (minus_chance * tree.chances[child], child))
 
-    def _expand(self, candidates: Candidates, text: list[int], node: int, above: float) -> set[int]:
-        """Add candidates below a node with path chance ``above``; return their nodes."""
-        tree = candidates.tree
-        path = tree.path(node)
-        known = self.rankings.get([*text[-LONGEST:], *path])
-        if known is None:
+    def _expand(
+        self, candidates: Candidates, text: list[int], node: int, path_chance: float
+    ) -> set[int]:
+        """Add candidates below a node; return their nodes."""
+        path = candidates.tree.path(node)
+        ranking = self.rankings.get([*text[-LONGEST:], *path])
+        if ranking is None:
             return set()
-        length, tokens, logits = known
-        scores, heat = logits, self.params.temperature
-        if self.coupled:
-            key = position_key(self.params.seed, len(text) + len(path))
-            scores = [
-                logit / heat + gumbel(key, token)
-                for token, logit in zip(tokens, logits, strict=True)
-            ]
+        length, tokens, logits = ranking
+        scores = self._scores(tokens, logits, position=len(text) + len(path))
         order = sorted(range(RANKED), key=scores.__getitem__, reverse=True)
         weights = [math.exp(score - scores[order[0]]) for score in scores]
         total = sum(weights)
         kinds = dict[int, Kind]()
         nodes = set[int]()
-        for rank, at in enumerate(order):
-            share = weights[at] / total
-            kind = kinds[tokens[at]] = (length, rank, sum(share > bound for bound in _BOUNDS))
-            right, every = self._outcomes.setdefault(
-                kind, (_FIRST * _PRIOR[length - 1] * share, _FIRST)
-            )
-            chance = right / every
-            child = tree.child(node, tokens[at])
-            if child is not None:
-                tree.chances[child] = max(tree.chances[child], chance)
-            elif above * chance >= candidates.min_chance:
-                child = candidates.add(node, tokens[at], chance)
+        for rank, index in enumerate(order):
+            token = tokens[index]
+            share = weights[index] / total
+            kind = Kind(length, rank, sum(share > bound for bound in _BOUNDS))
+            kinds[token] = kind
+            chance = self._chance(kind, share)
+            child = self._add(candidates, node, token, chance, path_chance * chance)
             if child is not None:
                 nodes.add(child)
-        self._places.append((path, kinds))
+        self._expanded.append(_Expanded(path, kinds))
         return nodes
+
+    def _scores(self, tokens: list[int], logits: list[float], position: int) -> list[float]:
+        """What the tokens of a ranking are ranked by at a position."""
+        if not self.coupled:
+            return logits
+        key = position_key(self.params.seed, position)
+        pairs = zip(tokens, logits, strict=True)
+        return [logit / self.params.temperature + gumbel(key, token) for token, logit in pairs]
+
+    def _chance(self, kind: Kind, share: float) -> float:
+        """How often candidates of a kind were right; at first a part of their share."""
+        first = (_FIRST * _PRIOR[kind.length - 1] * share, _FIRST)
+        right, seen = self._outcomes.setdefault(kind, first)
+        return right / seen
+
+    def _add(
+        self, candidates: Candidates, node: int, token: int, chance: float, path_chance: float
+    ) -> int | None:
+        """Add a candidate, or raise the chance of what stands there already; its node, None where
+        it is not worth a row."""
+        tree = candidates.tree
+        child = tree.child(node, token)
+        if child is not None:
+            tree.chances[child] = max(tree.chances[child], chance)
+        elif path_chance >= candidates.min_chance:
+            child = candidates.add(node, token, chance)
+        return child
 
     def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
         """Learn which candidates were right, and keep the rankings of the pass."""
-        done, tree = sequence.last_pass, outcome.tree
-        if outcome.in_use and done is not None and done.logits is not None and tree is not None:
+        result = sequence.last_pass
+        tree = outcome.tree
+        if outcome.in_use and result is not None and result.logits is not None and tree is not None:
             self._learn(outcome.tokens)
-            self._keep(sequence, outcome.tokens, tree, done.logits)
+            self._put_rankings(sequence, outcome.tokens, tree, result.logits)
 
-    def _keep(
+    def _put_rankings(
         self, sequence: SequenceState, new: list[int], tree: DraftTree, logits: Tensor
     ) -> None:
         """Keep the rankings of a verify pass, which yielded the tokens ``new``."""
@@ -154,16 +204,17 @@ class Recycle(Drafter):
         end = sequence.tokens[max(0, known - LONGEST) : known]
         for node, (tokens, values) in enumerate(self.sampler.best(logits, RANKED)):
             if len(values) == RANKED and math.isfinite(sum(values)):
-                path = [tree.tokens[at] for at in tree.path(node)]
+                path = [tree.tokens[above] for above in tree.path(node)]
                 self.rankings.put([*end, *path], tokens, values)
 
     def _learn(self, new: list[int]) -> None:
         """Learn from candidates at nodes that the step's tokens passed."""
-        for path, kinds in self._places:
-            depth = len(path)
-            if depth >= len(new) or path != new[:depth]:
+        for expanded in self._expanded:
+            depth = len(expanded.path)
+            if depth >= len(new) or expanded.path != new[:depth]:
                 continue
-            for token, kind in kinds.items():
-                right, every = self._outcomes[kind]
-                self._outcomes[kind] = (right * _DECAY + (token == new[depth]), every * _DECAY + 1)
-        self._places = []
+            for token, kind in expanded.kinds.items():
+                right, seen = self._outcomes[kind]
+                right = right * _DECAY + (token == new[depth])
+                self._outcomes[kind] = (right, seen * _DECAY + 1)
+        self._expanded = []

@@ -11,8 +11,8 @@ import re
 from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import torch
 
 from tokenswift.checks import integer_of
@@ -37,7 +37,9 @@ from tokenswift.types import InputError
 
 #: greatest window of a drafter: its keys and values stand beside those of each text
 MOST_WINDOW = 1 << 18
-IN_FOLDERS, IN_GGUF = ({names[form]: ours for ours, names in NAMES.items()} for form in (0, 1))
+#: canonical names by those of files
+IN_FOLDERS = {form.folder: name for name, form in NAMES.items()}
+IN_GGUF = {form.gguf: name for name, form in NAMES.items()}
 #: what training leaves in some files and no drafting reads
 IGNORED = re.compile(r"t2d|.*rotary_emb\.inv_freq|verifier_.*|(blk\.0\.)?rope_freqs\.weight")
 #: of a GGUF file: a sample of the target's weights (see `loader.weights`)
@@ -50,6 +52,13 @@ REQUIRED = (
     "max_position_embeddings",
     "rms_norm_eps",
 )
+#: those of them that have to be even, as the kernels take numbers in pairs
+EVEN = ("hidden_size", "intermediate_size")
+#: numbers that a GGUF file may lack
+OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
+#: what a config may not say otherwise
+FIXED = {"num_hidden_layers": 1, "hidden_act": "silu", "partial_rotary_factor": 1.0}
+FEATURE_LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
 def load_eagle(path: str | Path, target: TargetConfig) -> EagleWeights:
@@ -63,47 +72,48 @@ def load_eagle(path: str | Path, target: TargetConfig) -> EagleWeights:
             target.
     """
     path = Path(path).expanduser()
-    where, file = f"eagle {path}", gguf_in(path)
+    where = f"eagle {path}"
+    file = gguf_in(path)
     settings, entries = _folder(path, where) if file is None else _gguf(GgufFile(file), where)
-    listed = entries.pop("d2t", None)
-    if listed is not None and (len(listed.shape) != 1 or not listed.shape[0]):
-        raise refusal(where, "the shape of d2t", listed.shape, "a list of tokens")
-    size = target.vocab_size if listed is None else listed.shape[0]
+    d2t_entry = entries.pop("d2t", None)
+    if d2t_entry is not None and (len(d2t_entry.shape) != 1 or not d2t_entry.shape[0]):
+        raise refusal(where, "the shape of d2t", d2t_entry.shape, "a list of tokens")
+    size = target.vocab_size if d2t_entry is None else d2t_entry.shape[0]
     config = _config(settings, entries.keys(), size, target, where)
     shared = SHARED if config.hidden == config.target_hidden else ()
     tensors = read_tensors(entries, config.shapes(), where, shared)
-    if listed is None:
+    if d2t_entry is None:
         return EagleWeights(config, tensors, None, str(path))
-    d2t = listed.get().long() + (0 if file else torch.arange(size))  # folders have offsets
+    d2t = d2t_entry.get().long()
+    if file is None:  # folders have offsets
+        d2t = d2t + torch.arange(size)
     if len(d2t.unique()) != size or int(d2t.min()) < 0 or int(d2t.max()) >= config.vocab:
         raise InputError(
             f"{where}: d2t does not name {size:,} different tokens below {config.vocab:,}; "
-            f"valid: ids in a "
-            "GGUF file, what is added to 0, 1, 2 … in others"
+            "valid: ids in a GGUF file, what is added to 0, 1, 2 … in others"
         )
     same = torch.equal(d2t, torch.arange(config.vocab))
     return EagleWeights(config, tensors, None if same else d2t, str(path))
 
 
-def _folder(path: Path, where: str) -> tuple[dict[str, Any], dict[str, Entry]]:
-    """What a folder of either safetensors form says, by the names of transformers and Speculators,
-    and its tensors by canonical names."""
+def _folder(path: Path, where: str) -> tuple[dict[str, object], dict[str, Entry]]:
+    """The config of a folder of either safetensors form, by the names of transformers and
+    Speculators, and its tensors by canonical names."""
     if not (path / "config.json").is_file():
         raise InputError(
             f"{where} has no config.json and is not a GGUF file; valid: a drafter's folder or file"
         )
     outer = object_in(path / "config.json", MOST_CONFIG, where)
-    if (kind := outer.get("speculators_model_type", "eagle3")) != "eagle3":
+    kind = outer.get("speculators_model_type", "eagle3")
+    if kind != "eagle3":
         raise refusal(where, "speculators_model_type", kind, "eagle3")
-    parts = (outer.get("eagle_config"), outer, outer.get("transformer_layer_config"))
-    settings: dict[str, Any] = {}
-    for part in parts:
-        settings |= (
-            {k: v for k, v in part.items() if v is not None} if isinstance(part, Mapping) else {}
-        )
+    settings: dict[str, object] = {}
+    for part in (outer.get("eagle_config"), outer, outer.get("transformer_layer_config")):
+        if isinstance(part, Mapping):
+            settings |= {name: value for name, value in part.items() if value is not None}
     kinds = settings.get("layer_types")
-    full = isinstance(kinds, list) and kinds and kinds[0] != "sliding_attention"
-    if full or not settings.get("use_sliding_window", True):
+    sees_all = isinstance(kinds, list) and kinds and kinds[0] != "sliding_attention"
+    if sees_all or not settings.get("use_sliding_window", True):
         settings["sliding_window"] = None
     entries = dict[str, Entry]()
     for entry in tensors_in(path, where):
@@ -113,99 +123,129 @@ def _folder(path: Path, where: str) -> tuple[dict[str, Any], dict[str, Entry]]:
     return settings, entries
 
 
-def _gguf(file: GgufFile, where: str) -> tuple[dict[str, Any], dict[str, Entry]]:
-    """The same of a GGUF file; queries and keys get the order of transformers' rows."""
+def _gguf(file: GgufFile, where: str) -> tuple[dict[str, object], dict[str, Entry]]:
+    """The config and the tensors of a GGUF file, as :func:`_folder` gives them; queries and keys
+    get the order of transformers' rows."""
     if file.architecture != "eagle3":
         raise InputError(f"{where} has the architecture {file.architecture!r}; valid: eagle3")
-    optional: dict[str, Any] = dict.fromkeys(
-        ("num_key_value_heads", "head_dim", "sliding_window"), 0
-    )
-    settings = {
-        name: file.number(key, optional.get(name))
-        for name, key in CALLED.items()
-        if "." not in name
-    }
-    settings |= {name: settings[name] or None for name in optional}
-    check_numbers(settings, where)
-    heads = settings["num_attention_heads"]
-    width = settings["head_dim"] or settings["hidden_size"] // heads
-    settings["rope_parameters"] = positions(file, width)
-    settings["eagle_aux_hidden_state_layer_ids"] = file.metadata.get("eagle3.target_layers")
-    settings |= {
-        name: file.metadata.get(f"eagle3.{name}")
-        for name in ("norm_before_residual", "norm_output")
-    }
-    permuted = {"q": heads, "k": settings["num_key_value_heads"] or heads}
+    settings: dict[str, object] = {}
+    for name, key in CALLED.items():
+        if name in OPTIONAL:
+            settings[name] = file.number(key, 0) or None
+        elif "." not in name:
+            settings[name] = file.number(key)
+    layer = _layer(settings, where)
+    settings["rope_parameters"] = positions(file, layer.width)
+    settings[FEATURE_LAYERS] = file.metadata.get("eagle3.target_layers")
+    for name in ("norm_before_residual", "norm_output"):
+        settings[name] = file.metadata.get(f"eagle3.{name}")
+    permuted = {"q": layer.num_attention_heads, "k": layer.kv_heads}
     entries = dict[str, Entry]()
     for name, entry in file.tensors.items():
         if not IGNORED.fullmatch(name):
             canonical = IN_GGUF.get(name, name)
-            entries[canonical] = Entry(
-                name, entry.shape, "F32", partial(read_tensor, file, name, permuted.get(canonical))
-            )
+            read = partial(read_tensor, file, name, permuted.get(canonical))
+            entries[canonical] = Entry(name, entry.shape, "F32", read)
     return settings, entries
+
+
+class _Layer(msgspec.Struct, frozen=True):
+    """The numbers of a config that the drafter's layer is made of, by transformers' names."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    sliding_window: int | None = None
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def width(self) -> int:
+        """Width of a head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+
+def _layer(settings: Mapping[str, object], where: str) -> _Layer:
+    """The layer that a checkpoint's config describes.
+
+    Raises:
+        InputError: a number is missing, or one that no drafter has.
+    """
+    check_numbers({"head_dim": None, **settings}, where)
+    for name in REQUIRED:
+        if settings.get(name) is None:
+            valid = "an even number" if name in EVEN else "a number"
+            raise refusal(where, name, None, valid)
+    try:
+        layer = msgspec.convert(dict(settings), _Layer)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{where}: {error}; valid: a drafter's config") from error
+    for name in EVEN:
+        if getattr(layer, name) % 2:
+            raise refusal(where, name, getattr(layer, name), "an even number")
+    window = layer.sliding_window or 0
+    if min(window, layer.max_position_embeddings) > MOST_WINDOW:
+        raise refusal(where, "sliding_window", window, f"up to {MOST_WINDOW:,}")
+    return layer
 
 
 def _config(
     settings: Mapping[str, Any], names: Collection[str], size: int, target: TargetConfig, where: str
 ) -> EagleConfig:
     """The drafter that a checkpoint describes; ``size``: tokens that it names."""
-    check_numbers({"head_dim": None} | dict(settings), where)
-    for name in REQUIRED:
-        even = name in ("hidden_size", "intermediate_size")  # the kernels take numbers in pairs
-        if settings.get(name) is None or (even and settings[name] % 2):
-            raise refusal(where, name, settings.get(name), "an even number" if even else "a number")
-    fixed = {"num_hidden_layers": 1, "hidden_act": "silu", "partial_rotary_factor": 1.0}
-    for name, valid in {**fixed, "vocab_size": target.vocab_size}.items():
+    layer = _layer(settings, where)
+    for name, valid in {**FIXED, "vocab_size": target.vocab_size}.items():
         if settings.get(name, valid) != valid:
             raise refusal(where, name, settings[name], str(valid))
-    rope = positions_said(settings, settings["max_position_embeddings"])
-    if rope is None:
-        kinds = "positions of the kinds default, linear, llama3, yarn"
-        raise refusal(
-            where,
-            "rope_scaling",
-            settings.get("rope_scaling") or settings.get("rope_parameters"),
-            kinds,
-        )
-    window = settings.get("sliding_window") or None
-    if window is not None and min(window, settings["max_position_embeddings"]) > MOST_WINDOW:
-        raise refusal(where, "sliding_window", window, f"up to {MOST_WINDOW:,}")
-    heads, hidden = settings["num_attention_heads"], settings["hidden_size"]
-    parts = {part for name, (*_, part) in NAMES.items() if part and name in names}
+    parts = {NAMES[name].part for name in names if name in NAMES} - {""}
+    parts |= {part for part in ("norm_before_fc", "fc_norm") if settings.get(part) is True}
     return EagleConfig(
-        hidden=hidden,
+        hidden=layer.hidden_size,
         target_hidden=target.hidden_size,
-        heads=heads,
-        kv_heads=settings.get("num_key_value_heads") or heads,
-        head_dim=settings.get("head_dim") or hidden // heads,
-        intermediate=settings["intermediate_size"],
-        eps=float(settings["rms_norm_eps"]),
-        rope=rope,
+        heads=layer.num_attention_heads,
+        kv_heads=layer.kv_heads,
+        head_dim=layer.width,
+        intermediate=layer.intermediate_size,
+        eps=layer.rms_norm_eps,
+        rope=_rope(settings, layer, where),
         vocab=target.vocab_size,
         draft_vocab=size,
-        feature_layers=_layers(settings.get("eagle_aux_hidden_state_layer_ids"), target, where),
-        trained=settings["max_position_embeddings"],
+        feature_layers=_feature_layers(settings.get(FEATURE_LAYERS), target, where),
+        trained=layer.max_position_embeddings,
         norm_before_residual=settings.get("norm_before_residual") is True,
         norm_output=settings.get("norm_output") is True,
-        window=window,
-        parts=frozenset(
-            parts | {part for part in ("norm_before_fc", "fc_norm") if settings.get(part) is True}
-        ),
+        window=layer.sliding_window or None,
+        parts=frozenset(parts),
     )
 
 
-def _layers(ids: object, target: TargetConfig, where: str) -> tuple[int, ...]:
-    """The target's layers whose input is a feature. Checkpoints name those; some, which begin with
-    1, the layers before, whose output it is; and some none."""
+def _rope(settings: Mapping[str, object], layer: _Layer, where: str) -> Mapping[str, object]:
+    """``rope_parameters`` of a drafter's positions."""
+    rope = positions_said(settings, layer.max_position_embeddings)
+    if rope is None:
+        stated = settings.get("rope_scaling") or settings.get("rope_parameters")
+        valid = "positions of the kinds default, linear, llama3, yarn"
+        raise refusal(where, "rope_scaling", stated, valid)
+    return rope
+
+
+def _feature_layers(ids: object, target: TargetConfig, where: str) -> tuple[int, ...]:
+    """The target's layers whose input is a feature. Some checkpoints name those. Some, whose first
+    is 1, name the layers before, whose output it is; and some name none."""
     layers = target.num_hidden_layers
     ids = (2, layers // 2, layers - 3) if ids is None else ids
     numbers = [integer_of(one) for one in ids] if isinstance(ids, list | tuple) else []
-    feature_layers = tuple(one + (numbers[0] == 1) for one in numbers if one is not None)
-    if not (
-        len({*feature_layers}) == len(numbers) == FEATURES
-        and 0 <= min(feature_layers) <= max(feature_layers) <= layers
-    ):
+    shift = 1 if numbers and numbers[0] == 1 else 0
+    feature_layers = tuple(number + shift for number in numbers if number is not None)
+    different = len({*feature_layers}) == len(numbers) == FEATURES
+    if not different or min(feature_layers) < 0 or max(feature_layers) > layers:
         valid = f"{FEATURES} different layers, from 0 to {layers}, those that the target has"
-        raise refusal(where, "eagle_aux_hidden_state_layer_ids", ids, valid)
+        raise refusal(where, FEATURE_LAYERS, ids, valid)
     return feature_layers

@@ -82,11 +82,12 @@ def _modest(weights: EagleWeights, target: Target) -> EagleModel:
     Raises:
         InputError: it would take too much of the free memory for each text.
     """
-    model, memory = EagleModel(weights, target), target.backend.memory()
+    model = EagleModel(weights, target)
+    memory = target.backend.memory()
     if memory is not None and model.nbytes > memory.free // SHARE:
         raise InputError(
             f"it takes {model.nbytes:,} bytes for each text, {memory.free:,} bytes are available; "
-            f"valid: up to a quarter of these"
+            "valid: up to a quarter of these"
         )
     target.set_feature_layers(weights.config.feature_layers)
     return model

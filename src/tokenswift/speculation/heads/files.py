@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import torch
@@ -33,7 +33,7 @@ from tokenswift.speculation.heads.published import published_heads
 from tokenswift.types import InputError
 
 METADATA_KEY = "tokenswift_heads"
-OWN = "heads."  # what the names of the heads' tensors begin with
+PREFIX = "heads."  # what the names of the heads' tensors begin with
 SAMPLE = "base.sample"
 FREQUENT = "draft.frequent"
 MOST_NAME = 200  # characters of a name in messages
@@ -46,11 +46,11 @@ _Rows = Annotated[list[_Row], msgspec.Meta(min_length=2, max_length=2)]
 
 
 class _Header(msgspec.Struct):
-    """What a heads file says of itself.
+    """The header of a heads file.
 
     Attributes:
-        version: of the format.
-        heads: what they are made of.
+        version: the version of the format.
+        heads: what it takes to build them.
         base: the model's name.
         notes: how they were trained.
         calibration: weights of `speculation.calibration`, two rows of six a source.
@@ -59,12 +59,12 @@ class _Header(msgspec.Struct):
     version: Annotated[int, msgspec.Meta(ge=1, le=1)]
     heads: HeadsConfig
     base: str = "?"
-    notes: dict[str, Any] | None = None
+    notes: dict[str, object] | None = None
     calibration: dict[str, _Rows] | None = None
 
 
 def save_heads(
-    heads: Heads, path: str | Path, base: BaseIdentity, notes: dict[str, Any] | None = None
+    heads: Heads, path: str | Path, base: BaseIdentity, notes: dict[str, object] | None = None
 ) -> None:
     """Write a heads file, matrices of whole blocks in Q8_0 and all else in float32; a failure
     leaves no half-written file behind.
@@ -77,9 +77,9 @@ def save_heads(
     Raises:
         InputError: a weight is not finite, or the file cannot be written.
     """
-    tensors = {
-        OWN + k: v.detach().float().cpu().contiguous() for k, v in heads.state_dict().items()
-    }
+    tensors = {}
+    for name, weight in heads.state_dict().items():
+        tensors[PREFIX + name] = weight.detach().float().cpu().contiguous()
     tensors[SAMPLE] = base.sample.float().contiguous()
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
@@ -96,9 +96,9 @@ def save_heads(
         raise InputError(f"cannot write heads to {path}: {line_of(error)}") from error
 
 
-def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
-    """The heads in a heads file, or in the folder of a published checkpoint: float32 on the CPU,
-    their base's identity, their notes.
+def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, object]]:
+    """The heads in a heads file, or in the folder of a published checkpoint, in float32 on the CPU;
+    the identity of their base model; and their notes.
 
     Raises:
         InputError: it is not there, damaged, or holds no heads.
@@ -116,8 +116,8 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, Any]]:
     tensors = dict[str, Entry]()
     others = dict[str, Entry]()
     for entry in entries_of(path, f"{label}: file"):
-        if entry.name.startswith(OWN):
-            tensors[entry.name.removeprefix(OWN)] = _unpacked(entry)
+        if entry.name.startswith(PREFIX):
+            tensors[entry.name.removeprefix(PREFIX)] = _unpacked(entry)
         else:
             others[entry.name] = entry
     config = header.heads
@@ -149,10 +149,8 @@ def _unpacked(entry: Entry) -> Entry:
 
 
 def _built(config: HeadsConfig, entries: Mapping[str, Entry], label: str) -> Heads:
-    with torch.device("meta"):
-        heads = Heads(
-            config
-        )  # without memory, and without the random numbers that modules begin with
+    with torch.device("meta"):  # no memory, and none of the random numbers that modules begin with
+        heads = Heads(config)
     shapes = {name: tuple(part.shape) for name, part in heads.state_dict().items()}
     stored = read_tensors(entries, shapes, label)
     floats = {name: unstored(value, torch.float32).clone() for name, value in stored.items()}

@@ -12,7 +12,7 @@ from tokenswift.config.loading import HEAD_KINDS
 from tokenswift.loader.default_model import left_out, rivals_note, shipped_files, trained_files
 from tokenswift.loader.find import HEADS, HUB_ID, cached, fetch
 from tokenswift.loader.host import HeadsHost, holds_heads
-from tokenswift.loader.identity import TOLERANCE
+from tokenswift.loader.identity import TOLERANCE, BaseIdentity
 from tokenswift.speculation.heads.files import kind_for, read_heads
 from tokenswift.speculation.heads.modules import Heads
 from tokenswift.types import InputError
@@ -23,29 +23,27 @@ def load_heads(path: str | Path, host: HeadsHost) -> Heads:
     and on its device.
 
     Args:
-        path: of the heads.
+        path: where the heads are.
         host: the model that they are to draft for.
     Raises:
         InputError: they cannot be read, or were made for another model.
     """
-    name, place = str(path), Path(path).expanduser()
-    if (
-        not place.exists()
-        and place.suffix != ".safetensors"
-        and HUB_ID.fullmatch(name)
-        and ".." not in name
-    ):
+    name = str(path)
+    place = Path(path).expanduser()
+    is_hub_id = HUB_ID.fullmatch(name) is not None and ".." not in name
+    if not place.exists() and place.suffix != ".safetensors" and is_hub_id:
         place = fetch(name)
     heads, base, _ = read_heads(place)
     if not base.distance(host.base) <= TOLERANCE:
-        mine, theirs = (
-            f"{one.name} (hidden size {one.hidden_size}, vocabulary {one.vocab_size})"
-            for one in (base, host.base)
-        )
         raise InputError(
-            f"heads {path} were made for {mine}, the model is {theirs}: their weights differ"
+            f"heads {path} were made for {_described(base)}, "
+            f"the model is {_described(host.base)}: their weights differ"
         )
     return in_type_of(host, heads, str(path))
+
+
+def _described(base: BaseIdentity) -> str:
+    return f"{base.name} (hidden size {base.hidden_size}, vocabulary {base.vocab_size})"
 
 
 def in_type_of(host: HeadsHost, heads: Heads, name: str) -> Heads:
@@ -112,7 +110,8 @@ def resolve_heads(spec: str | Path | Heads | None, host: HeadsHost) -> Heads | N
         return _heads_beside(host) or shipped_heads(host)
     if isinstance(spec, str | Path) and spec not in HEAD_KINDS:
         return load_heads(spec, host)
-    if (shipped := shipped_heads(host, str(spec))) is None:
+    shipped = shipped_heads(host, str(spec))
+    if shipped is None:
         raise InputError(
             f"heads is {shown(spec)}; valid: auto, none, a kind whose heads are shipped for "
             f"{host.base.name}"

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from tokenswift.speculation.heads.config import HeadsConfig
+
+
+@dataclass(frozen=True, slots=True)
+class HeadInputs:
+    """What a head reads. All states are (m, D) and of its layer's type.
+
+    Attributes:
+        previous: states of the head before it; for head 0 the base states.
+        base: hidden states of the base model, before its final norm.
+        embeds: embeddings of the tokens drafted before its own; None for heads that read none.
+        is_first: whether it is head 0.
+    """
+
+    previous: Tensor
+    base: Tensor
+    embeds: Tensor | None
+    is_first: bool
 
 
 class HeadForm:
@@ -25,20 +43,8 @@ class HeadForm:
         """The parts of a head, with new weights."""
         raise NotImplementedError
 
-    def advance(
-        self,
-        layer: nn.ModuleDict,
-        previous: Tensor,
-        base: Tensor,
-        embeds: Tensor | None,
-        is_first: bool,
-    ) -> Tensor:
-        """See `Heads.advance`; all states are (m, D) and of the layer's type.
-
-        Args:
-            layer: of the head.
-            is_first: it is head 0, so that ``previous`` is the base state.
-        """
+    def advance(self, layer: nn.ModuleDict, inputs: HeadInputs) -> Tensor:
+        """The states (m, D) of the head with this layer."""
         raise NotImplementedError
 
     def normed(self, layer: nn.ModuleDict, states: Tensor) -> Tensor:
@@ -60,36 +66,36 @@ class ConditionedForm(HeadForm):
             parts["outer"] = linear(config.inner, width, bias=False)
         return with_norms(config, ("first_norm", "state_norm", "base_norm", "embed_norm"), parts)
 
-    def advance(
-        self,
-        layer: nn.ModuleDict,
-        previous: Tensor,
-        base: Tensor,
-        embeds: Tensor | None,
-        is_first: bool,
-    ) -> Tensor:
+    def advance(self, layer: nn.ModuleDict, inputs: HeadInputs) -> Tensor:
         """See `HeadForm.advance`.
 
         Raises:
             ValueError: there are no embeddings.
         """
-        if embeds is None:
-            raise ValueError("embeds is None; conditioned heads need the drafted token's embedding")
-        inputs = step_inputs(layer, previous, base, embeds, is_first)
-        state = layer["linear"](inputs)
+        columns = step_columns(layer, inputs)
+        state = layer["linear"](columns)
         if "inner" not in layer:
             return state
-        return state + layer["outer"](torch.relu(layer["inner"](inputs)))
+        return state + layer["outer"](torch.relu(layer["inner"](columns)))
 
 
-def step_inputs(
-    layer: nn.ModuleDict, previous: Tensor, base: Tensor, embeds: Tensor, is_first: bool
-) -> Tensor:
-    """What the step of conditioned heads reads, (m, 3 D). The state it makes lives where the LM
-    head reads (after the final norm), so no norm follows and its length can say how sure the head
-    is."""
-    state = layer["first_norm" if is_first else "state_norm"](previous)
-    return torch.cat((state, layer["base_norm"](base), layer["embed_norm"](embeds)), dim=-1)
+def step_columns(layer: nn.ModuleDict, inputs: HeadInputs) -> Tensor:
+    """The columns (m, 3 D) that the matrices of conditioned heads read: all inputs, normed, side by
+    side. The state they make lives where the LM head reads (after the final norm), so no norm
+    follows and its length can say how sure the head is.
+
+    Raises:
+        ValueError: there are no embeddings.
+    """
+    if inputs.embeds is None:
+        raise ValueError("embeds is None; conditioned heads need the drafted token's embedding")
+    state_norm = layer["first_norm" if inputs.is_first else "state_norm"]
+    parts = (
+        state_norm(inputs.previous),
+        layer["base_norm"](inputs.base),
+        layer["embed_norm"](inputs.embeds),
+    )
+    return torch.cat(parts, dim=-1)
 
 
 def linear(columns: int, rows: int, bias: bool = True) -> nn.Linear:

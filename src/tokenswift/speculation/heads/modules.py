@@ -9,7 +9,6 @@ caller to :meth:`Heads.normed` of it, gives the head's logits.
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from tokenswift.kernels.base import Backend
 from tokenswift.speculation.heads.config import HeadsConfig
-from tokenswift.speculation.heads.forms import ConditionedForm, HeadForm, step_inputs
+from tokenswift.speculation.heads.forms import ConditionedForm, HeadForm, HeadInputs, step_columns
 from tokenswift.speculation.heads.rivals import LinearForm, MedusaForm
 
 #: by kind, what its heads do otherwise than others
@@ -35,7 +34,8 @@ class _Kernel(nn.Module):
         super().__init__()
         weight = layer.weight.detach()
         if isinstance(layer, nn.RMSNorm):
-            factors, eps = weight.float().contiguous(), layer.eps or 0.0
+            factors = weight.float().contiguous()
+            eps = layer.eps or 0.0
             self._run = lambda states: backend.norm(states, factors, eps, weight.dtype)
         else:
             packed = backend.pack_for_drafts(weight, int8)
@@ -55,32 +55,41 @@ class Heads(nn.Module):
         calibration: weights of `speculation.calibration` that fit these heads; None: the library's.
         source: where they come from (a file, a folder, "… (shipped)"); "" when a program made them.
         notes: how they were trained, from their file: tokens, steps and the like.
-        kind, count: of the heads; see :class:`HeadsConfig`.
+        kind: see :class:`HeadsConfig`.
+        count: number of heads.
         on_kernels: whether a backend's kernels compute them (see :meth:`packed`).
         conditioned: whether a head needs the embedding of the token drafted before its own.
     """
 
     def __init__(self, config: HeadsConfig) -> None:
         super().__init__()
-        self.config, self.kind, self.count = config, config.kind, config.count
+        self.config = config
+        self.kind = config.kind
+        self.count = config.count
         self.form = FORMS[config.kind]
         self.conditioned = self.form.conditioned
         self.frequent: Tensor | None = None
         self.calibration: dict[str, list[list[float]]] | None = None
         self.source = ""
-        self.notes: dict[str, Any] = {}
+        self.notes: dict[str, object] = {}
         self.on_kernels = False
         count = 1 if self.conditioned else config.count
-        self.layers: Any = nn.ModuleList(self.form.layer(config) for _ in range(count))
+        self.layers = nn.ModuleList(self.form.layer(config) for _ in range(count))
+
+    def layer(self, i: int) -> nn.ModuleDict:
+        """The parts of head i; all conditioned heads share them."""
+        layer = self.layers[0 if self.conditioned else i]
+        if not isinstance(layer, nn.ModuleDict):
+            raise TypeError(f"layer {i} is a {type(layer).__name__}; valid: a ModuleDict")
+        return layer
 
     def packed(self, backend: Backend, int8: bool) -> Heads:
         """The same heads on a backend's kernels, where it has some for them; ``int8``: of
         products."""
         weight = next(self.parameters())
-        fits = weight.dtype in (torch.float32, torch.bfloat16) and weight.device == backend.device
-        if not (
-            fits and backend.fused and self.config.hidden_size % 2 == self.config.inner % 2 == 0
-        ):
+        even = self.config.hidden_size % 2 == 0 and self.config.inner % 2 == 0
+        computable = weight.dtype in (torch.float32, torch.bfloat16) and even
+        if not (computable and backend.fused and weight.device == backend.device):
             return self
         heads = copy.deepcopy(self)
         heads.on_kernels = True
@@ -110,16 +119,14 @@ class Heads(nn.Module):
             kind = next(self.parameters()).dtype
             previous, base = previous.to(kind), base.to(kind)
             embeds = None if embeds is None else embeds.to(kind)
-        layer = self.layers[0 if self.conditioned else i]
-        return self.form.advance(layer, previous, base, embeds, is_first=i == 0)
+        return self.form.advance(self.layer(i), HeadInputs(previous, base, embeds, is_first=i == 0))
 
     def inputs(
         self, previous: Tensor, base: Tensor, embeds: Tensor, first: bool
     ) -> Float[Tensor, "m x"]:
-        """What the step of conditioned heads reads, see `forms.step_inputs`."""
-        return step_inputs(self.layers[0], previous, base, embeds, first)
+        """The columns that conditioned heads read, see `forms.step_columns`."""
+        return step_columns(self.layer(0), HeadInputs(previous, base, embeds, is_first=first))
 
     def normed(self, i: int, states: Float[Tensor, "m D"]) -> Float[Tensor, "m D"]:
         """What the base model's LM head reads to give head i's logits."""
-        layer = self.layers[0 if self.conditioned else i]
-        return self.form.normed(layer, states)
+        return self.form.normed(self.layer(i), states)

@@ -28,10 +28,11 @@ class PublishedHeads:
     """A published checkpoint that holds linear heads.
 
     Attributes:
-        config: of the heads.
-        tensors: of the heads, by their names in `Heads`.
+        config: what it takes to build the heads.
+        tensors: tensors of the heads, by their names in `Heads`.
         base_tensors: all others, those of the model.
-        base_name, base_layers: name and number of layers of the model.
+        base_name: name of the model.
+        base_layers: its number of layers.
     """
 
     config: HeadsConfig

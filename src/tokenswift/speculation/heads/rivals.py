@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tokenswift.speculation.heads.config import HeadsConfig
-from tokenswift.speculation.heads.forms import HeadForm, linear, with_norms
+from tokenswift.speculation.heads.forms import HeadForm, HeadInputs, linear, with_norms
 
 
 class LinearForm(HeadForm):
@@ -19,16 +19,10 @@ class LinearForm(HeadForm):
         parts = {"linear": linear(width, width, bias=False)}
         return with_norms(config, ("input_layernorm", "post_layernorm"), parts)
 
-    def advance(
-        self,
-        layer: nn.ModuleDict,
-        previous: Tensor,
-        base: Tensor,
-        embeds: Tensor | None,
-        is_first: bool,
-    ) -> Tensor:
+    def advance(self, layer: nn.ModuleDict, inputs: HeadInputs) -> Tensor:
         """See `HeadForm.advance`."""
-        return previous + layer["linear"](layer["input_layernorm"](previous))
+        states = inputs.previous
+        return states + layer["linear"](layer["input_layernorm"](states))
 
     def normed(self, layer: nn.ModuleDict, states: Tensor) -> Tensor:
         """Each head has a norm of its own before the LM head."""
@@ -41,19 +35,11 @@ class MedusaForm(HeadForm):
     def layer(self, config: HeadsConfig) -> nn.ModuleDict:
         """A norm and a residual block."""
         width = config.hidden_size
-        return with_norms(
-            config, ("final_norm",), {"blocks": nn.ModuleList([linear(width, width)])}
-        )
+        parts = {"blocks": nn.ModuleList([linear(width, width)])}
+        return with_norms(config, ("final_norm",), parts)
 
-    def advance(
-        self,
-        layer: nn.ModuleDict,
-        previous: Tensor,
-        base: Tensor,
-        embeds: Tensor | None,
-        is_first: bool,
-    ) -> Tensor:
+    def advance(self, layer: nn.ModuleDict, inputs: HeadInputs) -> Tensor:
         """See `HeadForm.advance`."""
-        state = layer["final_norm"](base)
+        state = layer["final_norm"](inputs.base)
         block = layer.get_submodule("blocks.0")
         return state + nn.functional.silu(block(state))

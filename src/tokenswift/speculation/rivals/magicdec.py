@@ -47,7 +47,7 @@ def _drafter(resources: Resources, options: MagicDecOptions) -> Drafter:
 
 
 def magicdec_source(resources: Resources, options: MagicDecOptions) -> tuple[None, str]:
-    """See `methods.DRAFT_SOURCES`."""
+    """See `methods.Method`."""
     if options.draft_model is None:
         return None, "partial passes"
     return None, f"draft model {resources.draft_models.name(options.draft_model)}"

@@ -37,5 +37,5 @@ def medusa(resources: Resources, options: MedusaOptions, sampler: Sampler) -> Fi
 
 
 def medusa_source(resources: Resources, options: MedusaOptions) -> tuple[Heads | None, str]:
-    """See `methods.DRAFT_SOURCES`."""
+    """See `methods.Method`."""
     return resources.heads_of("medusa"), "heads"

@@ -57,21 +57,22 @@ def accept_published(
             path's first disagreement may hold anything.
     """
     paths = published_paths(tree)
-    tied, depth = list(range(len(paths))), 0  # the paths that agree longest so far
+    tied = list(range(len(paths)))  # the paths that agree longest so far
+    depth = 0
     while True:
         nodes = [paths[i][depth] for i in tied]
         drawn = _draws(logits, nodes, tied, history, len(history) + depth, sampler)
-        longer = [
-            i
-            for i, token in zip(tied, drawn, strict=True)
-            if depth + 1 < len(paths[i]) and tree.tokens[paths[i][depth + 1]] == token
-        ]
+        longer = []
+        for path, token in zip(tied, drawn, strict=True):
+            next_node = paths[path][depth + 1 : depth + 2]
+            if next_node and tree.tokens[next_node[0]] == token:
+                longer.append(path)
         if not longer:
             break
-        tied, depth = longer, depth + 1
-    bits = noise_bits(
-        sampler.params.seed ^ _PUBLISHED, len(history), torch.tensor([-1])
-    )  # -1 is no path
+        tied = longer
+        depth += 1
+    no_path = torch.tensor([-1])
+    bits = noise_bits(sampler.params.seed ^ _PUBLISHED, len(history), no_path)
     winner = 0 if uniforms_(bits)[0] < 0.5 else -1  # of tied paths the first or the last
     return Accepted(tuple(paths[tied[winner]][: depth + 1]), drawn[winner])
 
@@ -89,7 +90,7 @@ def _draws(
     Args:
         nodes: the current node of each path.
         paths: the number of each path.
-        position: of the tokens to draw.
+        position: the position of the tokens to draw.
     """
     rows = sorted(set(nodes))
     scores = sampler.scores(logits[rows], history, [[]] * len(rows))
@@ -103,9 +104,11 @@ def _draws(
     uniform = uniforms_(noise_bits(sampler.params.seed ^ _PUBLISHED, position, numbers))
     drawn = torch.zeros_like(numbers)
     for row, node in enumerate(rows):
-        here = torch.tensor([i for i, at in enumerate(nodes) if at == node], device=scores.device)
+        at_node = [i for i, other in enumerate(nodes) if other == node]
+        indices = torch.tensor(at_node, device=scores.device)
         # the first token whose cumulative mass exceeds the draw has positive mass itself
-        drawn[here] = torch.searchsorted(mass[row], uniform[here] * mass[row, -1], right=True)
+        draws = uniform[indices] * mass[row, -1]
+        drawn[indices] = torch.searchsorted(mass[row], draws, right=True)
     return drawn.clamp_(max=scores.shape[-1] - 1).tolist()
 
 

@@ -31,10 +31,14 @@ class TwoLevelDrafter(Drafter):
             full.
     """
 
-    name, source = "checked", "chain"
+    name = "checked"
+    source = "chain"
 
     def __init__(self, context: SparseContext, inner: Drafter, step: int, goal: int) -> None:
-        self.context, self.inner, self.step, self.goal = context, inner, step, goal
+        self.context = context
+        self.inner = inner
+        self.step = step
+        self.goal = goal
 
     def needs(self, text: int, row: int) -> list[Need]:
         """Both caches."""
@@ -49,7 +53,8 @@ class TwoLevelDrafter(Drafter):
         if sequence.last_pass is None:
             return
         chain: list[int] = []
-        cache, room = self.context.cache(sequence, candidates), len(candidates.widths)
+        cache = self.context.cache(sequence, candidates)
+        room = len(candidates.widths)
         goal = min(self.goal, room)
         while len(chain) < goal:
             part = self._part(sequence, candidates, cache, chain, goal)
@@ -70,7 +75,8 @@ class TwoLevelDrafter(Drafter):
     ) -> list[int]:
         """The next tokens of the chain: drafted, verified over the partial cache, and accepted by
         the exact rule; empty after invalid logits."""
-        text, sampler = sequence.tokens, candidates.sampler
+        text = sequence.tokens
+        sampler = candidates.sampler
         widths = (1,) * min(self.step, goal - len(chain))
         inner = Candidates(sequence, sampler, candidates.coupled, widths, ahead=chain)
         inner.ask(self.inner)
@@ -82,7 +88,7 @@ class TwoLevelDrafter(Drafter):
         candidates.passes += 1
         try:
             accepted = accept_exact(
-                tree, logits, text, sampler, not sampler.row_by_row, ahead=chain
+                tree, logits, text, sampler, all_rows=not sampler.row_by_row, ahead=chain
             )
         except (RefusedRow, NoMask):  # on a drafted path, which the target may never take
             return []
@@ -126,5 +132,5 @@ def triforce(resources: Resources, options: TriForceOptions, sampler: Sampler) -
 
 
 def triforce_source(resources: Resources, options: TriForceOptions) -> tuple[None, str]:
-    """See `methods.DRAFT_SOURCES`."""
+    """See `methods.Method`."""
     return None, f"draft model {resources.draft_models.name(options.draft_model)}"
