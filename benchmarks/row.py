@@ -83,7 +83,7 @@ def used(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
         made["heads"] = {"kind": heads.kind, "count": heads.count, "file": Path(heads.source).name}
         made["heads"]["weights"] = weights_digest(sorted(heads.named_parameters()))
         made["heads"] |= {
-            name: int(heads.notes[name]) for name in ("tokens", "steps") if name in heads.notes
+            name: heads.notes[name] for name in ("tokens", "steps") if name in heads.notes
         }
     if "eagle" in config:
         made["eagle"] = _drafter(place_of(config["eagle"]))

@@ -168,7 +168,9 @@ def write_gguf(
     }.items():
         writer.add_uint32(f"eagle3.{name}", value)
     writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", of.eps)
-    writer.add_float32("eagle3.rope.freq_base", of.rope["rope_theta"])
+    base = of.rope["rope_theta"]
+    assert isinstance(base, float)
+    writer.add_float32("eagle3.rope.freq_base", base)
     writer.add_bool("eagle3.norm_before_residual", of.norm_before_residual)
     writer.add_array("eagle3.target_layers", list(of.feature_layers))
     writer.add_array("tokenizer.ggml.tokens", [f"t{number}" for number in range(of.vocab)])

@@ -158,7 +158,9 @@ def test_the_gain_is_said_as_it_was(chance: float) -> None:
     rate = decoder.write(
         1000, chance
     )  # that of plain decoding is 1; hiccups, not in it, take a fifth
-    assert 0.7 * rate < decoder.control.record()["gain"] < 0.95 * rate
+    gain = decoder.control.record()["gain"]
+    assert gain is not None
+    assert 0.7 * rate < gain < 0.95 * rate
 
 
 @pytest.mark.parametrize(("left", "tried"), [(300, False), (3000, True), (None, True)])

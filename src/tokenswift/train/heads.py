@@ -135,9 +135,9 @@ def norm_weight(base: FrozenBase) -> Float[Tensor, " D"]:
 
 def _ridge(heads: Heads, store: HiddenStore, base: FrozenBase) -> None:
     """The closed-form start, from at most about :data:`MOST` positions spread over the data."""
-    width, step = base.width, heads.layer(0)
+    width = base.width
     if heads.config.inner:
-        torch.nn.init.normal_(step["inner"].weight, std=(3 * width) ** -0.5)
+        torch.nn.init.normal_(heads.linear(0, "inner").weight, std=(3 * width) ** -0.5)
     items = Windows(store, store.texts, 1, 512)
     gram = cross = torch.zeros((), dtype=torch.float32, device=base.device)
     rows = 0
@@ -150,13 +150,13 @@ def _ridge(heads: Heads, store: HiddenStore, base: FrozenBase) -> None:
         x[:, :width] = (
             0  # the state's own part starts at zero: at the first step it repeats the base
         )
-        more = [torch.relu(step["inner"](x))] if heads.config.inner else []
+        more = [torch.relu(heads.linear(0, "inner")(x))] if heads.config.inner else []
         x = torch.cat([x, x.new_ones(n, 1), *more], dim=1)
         gram, cross, rows = gram + x.T @ x, cross + x.T @ base.normed(hidden[1:]).float(), rows + n
     gram = gram / rows
     gram.diagonal().add_(RIDGE + 1 / rows)
     weights = torch.linalg.solve(gram, cross / rows)
-    step["linear"].weight.copy_(weights[: 3 * width].T)
-    step["linear"].bias.copy_(weights[3 * width])
+    heads.linear(0, "linear").weight.copy_(weights[: 3 * width].T)
+    heads.linear(0, "linear").bias.copy_(weights[3 * width])
     if heads.config.inner:
-        step["outer"].weight.copy_(weights[3 * width + 1 :].T)
+        heads.linear(0, "outer").weight.copy_(weights[3 * width + 1 :].T)

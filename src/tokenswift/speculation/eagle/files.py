@@ -197,7 +197,11 @@ def _layer(settings: Mapping[str, object], where: str) -> _Layer:
 
 
 def _config(
-    settings: Mapping[str, Any], names: Collection[str], size: int, target: TargetConfig, where: str
+    settings: Mapping[str, object],
+    names: Collection[str],
+    size: int,
+    target: TargetConfig,
+    where: str,
 ) -> EagleConfig:
     """The drafter that a checkpoint describes; ``size``: tokens that it names."""
     layer = _layer(settings, where)

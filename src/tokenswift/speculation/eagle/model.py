@@ -173,8 +173,9 @@ class EagleModel:
         self._out_proj = packer.optional_matrix("out_proj")
         d2t = None if weights.d2t is None else weights.d2t.to(target.device)
         self.subset = None if d2t is None else Subset(d2t, target.vocab_size)
-        uses_target_head = d2t is not None and self._head is None
-        self._target_rows = target.head_rows(d2t) if uses_target_head else None
+        self._target_rows = None  # of the target's LM head, where the drafter has none
+        if d2t is not None and self._head is None:
+            self._target_rows = target.head_rows(d2t)
         others = [self._fc, self._embed_proj, self._out_proj, self._head]
         read = [*layer.packed(), *(weight for weight in others if weight is not None)]
         self.weight_bytes = sum(weight.nbytes for weight in read)

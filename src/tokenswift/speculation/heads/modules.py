@@ -83,6 +83,17 @@ class Heads(nn.Module):
             raise TypeError(f"layer {i} is a {type(layer).__name__}; valid: a ModuleDict")
         return layer
 
+    def linear(self, i: int, name: str) -> nn.Linear:
+        """A linear layer of head i, by its name.
+
+        Raises:
+            TypeError: the part is another one, or computed by kernels.
+        """
+        part = self.layer(i)[name]
+        if not isinstance(part, nn.Linear):
+            raise TypeError(f"{name} is a {type(part).__name__}; valid: a linear layer")
+        return part
+
     def packed(self, backend: Backend, int8: bool) -> Heads:
         """The same heads on a backend's kernels, where it has some for them; ``int8``: of
         products."""
