@@ -117,12 +117,14 @@ def test_all_tokens_that_end_a_text() -> None:
     assert end_tokens(model, Part(6)) == {3, 4, 5, 6} and end_tokens(model, None) == {3, 4, 5}
 
 
-def test_parts_that_are_text_are_one_text() -> None:
-    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "é"}]
+@pytest.mark.parametrize("kind", ["text", "input_text", "output_text", "refusal"])
+def test_parts_that_are_text_are_one_text(kind: str) -> None:
+    """Of chats and of responses."""
+    key = "refusal" if kind == "refusal" else "text"
+    parts = [{"type": "text", "text": "h"}, {"type": kind, key: "é"}]
     tokenizer = chat_tokenizer(False)
-    assert prompt_ids([{"role": "user", "content": parts}], tokenizer, V) == prompt_ids(
-        HELLO, tokenizer, V
-    )
+    in_parts = prompt_ids([{"role": "user", "content": parts}], tokenizer, V)
+    assert in_parts == prompt_ids(HELLO, tokenizer, V)
 
 
 PARTS = (

@@ -68,7 +68,7 @@ def fitted(
     warnings: list[str] = []
     filled = dict(variables)
     probes = dict(variables)
-    messages: Turns = [{**turn, "role": _role(turn["role"])} for turn in turns]
+    messages = list(turns)
     if tools:
         if abilities.tool_variable is None:
             warnings.append(TOOLS_IN_WORDS)
@@ -84,10 +84,6 @@ def fitted(
         if heard is None and trial.heard:
             heard = form
     return Fitted(messages if heard is None else heard, filled, (*warnings, LOST))
-
-
-def _role(role: str) -> str:
-    return "system" if role == "developer" else role
 
 
 # ---- forms ---------------------------------------------------------------------------------------

@@ -15,13 +15,14 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr
 
+from tokenswift.chat.messages import field_of
 from tokenswift.chat.prompts import Prompt, is_chat
 from tokenswift.checks import LARGEST, check_choice
 from tokenswift.config.sampling import MOST_BIASES, MOST_TEXTS, SamplingParams
 from tokenswift.engine.failures import QueueFull
 from tokenswift.engine.request import Request
 from tokenswift.grammar import Grammar
-from tokenswift.serve.messages import field_of, renamed
+from tokenswift.serve.items import renamed
 from tokenswift.serve.settings import Settings
 from tokenswift.serve.tools import GrammarCompiler, OfferedTools, offered_tools, unbound_tools
 from tokenswift.types import InputError

@@ -7,10 +7,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator
 
+from tokenswift.chat.messages import plain_message
 from tokenswift.chat.prompts import Prompt
 from tokenswift.checks import counted
 from tokenswift.serve.base import LIST, Body, Object, Quick, Turns
-from tokenswift.serve.messages import PlacedMessage, foreign_items, plain_items, plain_message
+from tokenswift.serve.items import PlacedMessage, foreign_items, plain_items
 from tokenswift.types import InputError
 
 

@@ -1,4 +1,4 @@
-"""Messages and items of OpenAI's interface, as `LLM.chat` takes them.
+"""Items of a response's input as messages, and what a client calls each message.
 
 Every message keeps the name of the place that it was sent at, such as ``messages[0]`` or
 ``input[3]``, so that an error of the engine, which counts the messages that it gets, can name what
@@ -11,11 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from tokenswift.chat.messages import client_text, plain_message
 from tokenswift.checks import shown
 from tokenswift.types import InputError
 
-#: types of a message's parts → the key of their text
-PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 CALL = "function_call"
 CALL_OUTPUT = "function_call_output"
 MESSAGE_TYPES = (None, "message")
@@ -23,7 +22,6 @@ MESSAGE_TYPES = (None, "message")
 REFERENCE = "item_reference"
 #: items that are left out in silence: what a model thought belongs to its turn alone
 SILENT = "reasoning"
-MESSAGE_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "reasoning_content")
 
 
 class PlacedMessage(NamedTuple):
@@ -36,60 +34,6 @@ class PlacedMessage(NamedTuple):
 
     place: str
     message: dict[str, object]
-
-
-def field_of(place: str) -> str:
-    """The field of a body that a place lies in: ``messages`` of ``messages[0].content``."""
-    return re.split(r"[.\[]", place, maxsplit=1)[0]
-
-
-def plain_message(message: Mapping[str, object], place: str) -> dict[str, object]:
-    """A message of OpenAI's interface as `LLM.chat` takes it.
-
-    Args:
-        place: its name, such as ``messages[0]``.
-    Raises:
-        InputError: it has no role, or holds something else than text, or nothing at all.
-    """
-    plain = {name: message[name] for name in MESSAGE_FIELDS if message.get(name) is not None}
-    role = message.get("role")
-    if not isinstance(role, str):
-        given = "missing" if role is None else shown(role)
-        valid = "system, developer, user, assistant, tool"
-        raise InputError(f"{place}.role is {given}; valid: {valid}", field_of(place))
-    plain["role"] = "system" if role == "developer" else role
-    content = plain_text(message.get("content"), f"{place}.content")
-    if role == "assistant":
-        content = content or message.get("refusal") or ""
-        thought = message.get("reasoning_content") or message.get("reasoning")
-        if thought:
-            plain["reasoning_content"] = thought
-    if not isinstance(content, str):
-        given = "missing" if content is None else shown(content)
-        raise InputError(f"{place}.content is {given}; valid: text", field_of(place))
-    plain["content"] = content
-    if role == "tool" and message.get("name") is not None:
-        plain["name"] = message["name"]  # where its call is not in the conversation
-    return plain
-
-
-def plain_text(content: object, place: str) -> object:
-    """The text of a content, or of its parts; anything else as it is.
-
-    Raises:
-        InputError: a part is no text.
-    """
-    if not isinstance(content, list):
-        return content
-    texts: list[str] = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        text = part.get(PARTS.get(kind)) if isinstance(kind, str) else None
-        if not isinstance(text, str):
-            given = shown(part if kind is None else kind)
-            raise InputError(f"{place} holds a part of type {given}; valid: text", field_of(place))
-        texts.append(text)
-    return "".join(texts)
 
 
 def plain_items(items: Sequence[Mapping[str, object]]) -> list[PlacedMessage]:
@@ -106,10 +50,7 @@ def plain_items(items: Sequence[Mapping[str, object]]) -> list[PlacedMessage]:
         if kind == CALL:
             _add_call(turns, item, place)
         elif kind == CALL_OUTPUT:
-            text = plain_text(item.get("output"), f"{place}.output")
-            if not isinstance(text, str):
-                given = "missing" if text is None else shown(text)
-                raise InputError(f"{place}.output is {given}; valid: text", "input")
+            text = client_text(item.get("output"), f"{place}.output")
             result = {"role": "tool", "tool_call_id": item.get("call_id"), "content": text}
             turns.append(PlacedMessage(place, result))
         elif kind == REFERENCE:
