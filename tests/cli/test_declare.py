@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import pytest
 
-from tokenswift.cli.declare import Parser, add_options, command, option
+from tokenswift.cli.declare import Parser, add_options, command
+from tokenswift.config.fields import SHOWN, AtLeast, Option
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Base:
         quiet: say nothing
     """
 
-    quiet: bool = option(False)
+    quiet: Annotated[bool, SHOWN] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +33,10 @@ class Some(Base):
         place: a name
     """
 
-    top_k: int = option(3, least=1)
-    share: float | None = option(None)
-    rate: float = option(0.5, "R", names=("-r", "--pace"))
-    place: str = option(metavar="NAME", place=True)
+    top_k: Annotated[int, AtLeast(1), SHOWN] = 3
+    share: float | None = None
+    rate: Annotated[float, Option("R", names=("-r", "--pace"))] = 0.5
+    place: Annotated[str, Option("NAME", positional=True)]
 
 
 def test_help_in_two_levels(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from tokenswift.cli import options
-from tokenswift.cli.declare import option
 from tokenswift.cli.results import check_record, give
+from tokenswift.config.fields import SHOWN, AtLeast, Option
 from tokenswift.config.sampling import settings_of
 from tokenswift.types import InputError, RunError
 
@@ -25,9 +26,9 @@ class Audited:
         seeds: sampled texts per prompt, at least 1, with seeds from --seed on
     """
 
-    prompt: str | None = option(None, "PROMPT", place=True, nargs="?")
-    max_new_tokens: int = option(32, least=1)
-    seeds: int = option(1, least=1)
+    prompt: Annotated[str | None, Option("PROMPT", shown=True, positional=True)] = None
+    max_new_tokens: Annotated[int, AtLeast(1), Option(shown=True, short="-n")] = 32
+    seeds: Annotated[int, AtLeast(1), SHOWN] = 1
 
 
 def audit(args: argparse.Namespace) -> int:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import logging
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
 
 from tokenswift.chat.prompts import is_chat
 from tokenswift.cli import options
-from tokenswift.cli.declare import Parser, add_options, dashed, option
-from tokenswift.cli.prompts import System, prompt_from, read_named, shaped, token_ids
+from tokenswift.cli.declare import Parser, add_options, dashed
+from tokenswift.cli.prompts import TOKEN_IDS, System, prompt_from, read_named, shaped
+from tokenswift.config.fields import AtLeast, Option
 from tokenswift.config.sampling import CONTINUED
 from tokenswift.engine.request import Request
 from tokenswift.grammar import Grammar
@@ -40,10 +42,10 @@ class Prompt:
             whether it comes as an argument, by a pipe or from a file
     """
 
-    prompt: str | None = option(None, "PROMPT", place=True, nargs="?")
-    prompt_file: str | None = option(None, "F")
-    prompt_ids: list[int] | None = option(None, "1,2,3", type=token_ids)
-    raw: bool = option(False, names=("--continue",))
+    prompt: Annotated[str | None, Option("PROMPT", shown=True, positional=True)] = None
+    prompt_file: Annotated[str | None, Option("F", shown=True)] = None
+    prompt_ids: Annotated[list[int] | None, TOKEN_IDS] = None
+    raw: Annotated[bool, Option(shown=True, names=("--continue",))] = False
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,14 @@ class Text:
         on_loop: when the text repeats itself: report (continue and say so) or stop
     """
 
-    max_new_tokens: int | None = option(None, least=1)
-    json_schema: str | None = option(None, "FILE")
-    regex: str | None = option(None, "TEXT")
-    grammar: str | None = option(None, "FILE")
-    stop: list[str] = option((), "TEXT", action="append")
-    stop_ids: list[list[int]] = option((), "1,2,3", type=token_ids, action="append")
-    ignore_eos: bool = option(False)
-    on_loop: str = option("report", "W")
+    max_new_tokens: Annotated[int | None, AtLeast(1), Option(shown=True, short="-n")] = None
+    json_schema: Annotated[str | None, Option("FILE")] = None
+    regex: Annotated[str | None, Option("TEXT")] = None
+    grammar: Annotated[str | None, Option("FILE")] = None
+    stop: Annotated[Sequence[str], Option("TEXT", repeatable=True)] = ()
+    stop_ids: Annotated[Sequence[list[int]], replace(TOKEN_IDS, repeatable=True)] = ()
+    ignore_eos: bool = False
+    on_loop: Annotated[str, Option("W")] = "report"
 
 
 def add_call_options(parser: Parser) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from tokenswift.checks import counted
 from tokenswift.cli import options
 from tokenswift.cli.call import Text
-from tokenswift.cli.declare import add_options, command
+from tokenswift.cli.declare import Subparsers, add_options, command
 from tokenswift.cli.prompts import System, asking, check_template
 from tokenswift.cli.results import TextSink, summary
 from tokenswift.cli.signals import Interrupted, Signals
@@ -39,7 +39,7 @@ KEYS = (
 logger = logging.getLogger("tokenswift")
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Register the subcommand."""
     parser = command(subparsers, "chat", run, "talk with a model")
     group = parser.add_argument_group("conversation")

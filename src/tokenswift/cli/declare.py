@@ -8,13 +8,14 @@ docstring says what it is.
         \"\"\"How much is written.
 
         Attributes:
-            max_new_tokens: tokens to write at most, at least 1
+            max_new_tokens: tokens to write at most
         \"\"\"
 
-        max_new_tokens: int = option(200, least=1)
+        max_new_tokens: Annotated[int, AtLeast(1), Option(short="-n")] = 200
 
 ``add_options(parser, Length)`` makes ``--max-new-tokens N``, with the default in its help, and
-refuses 0. Light: no torch in here.
+refuses 0. Rules and :class:`~tokenswift.config.fields.Option` are in `config.fields`. Light: no
+torch in here.
 """
 
 from __future__ import annotations
@@ -22,153 +23,153 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Callable, Collection
-from dataclasses import MISSING, Field, field, fields
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from tokenswift.checks import meant
+from tokenswift.config.fields import FieldType, Rule, field_types
 from tokenswift.types import InputError
 
-#: short names of options, the same in every command
-SHORT = {"model": "-m", "max_new_tokens": "-n", "seed": "-s", "temperature": "-t", "verbose": "-v"}
-#: the options that ``--help`` shows; ``--help-all`` shows all
-USUAL = frozenset(
-    "prompt prompt_file raw system max_new_tokens model heads dtype device strategy temperature "
-    "top_k top_p "
-    "min_p repetition_penalty seed json output run_dir quiet prompts out at_once contexts "
-    "repeats seeds "
-    "no_measure folder text kind num_heads data work "
-    "tokens epochs steps lr batch host port api_key_file served_model_name max_concurrent queue "
-    "max_tokens "
-    "max_prompt".split()
-)
+#: what options are added to: a parser, or a group of its options
+OptionGroup: TypeAlias = "argparse.ArgumentParser | argparse._ArgumentGroup"
+#: what the commands' parsers are added to
+Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
-def option(default: Any = MISSING, metavar: str | None = None, **more: Any) -> Any:
-    """A field that is an option.
-
-    Args:
-        default: None stands for what the text says; without one it has to be given.
-        metavar: placeholder of its value, by its type where it is not given.
-        more: ``names``, in place of the usual one; ``least`` of a number, and ``valid``, that in
-            words; ``place``, for an argument without a name; anything else is argparse's.
-    """
-    return field(
-        default=default, metadata=more if metavar is None else {"metavar": metavar, **more}
-    )
-
-
-def reader(read: Callable[[str], Any], valid: str) -> Callable[[str], Any]:
-    """An argparse type: what ``read`` makes of a text; one that it refuses is told with what is
+def reader(read: Callable[[str], object], valid: str) -> Callable[[str], object]:
+    """An argparse type: what ``read`` makes of a text; one that it refuses is named with what is
     valid."""
 
-    def parse(text: str) -> Any:
+    def parse(text: str) -> object:
         try:
             return read(text)
         except (ValueError, KeyError):
-            given = text if re.fullmatch("-?[0-9]+", text) else repr(text)
-            raise argparse.ArgumentTypeError(f"is {given}; valid: {valid}") from None
+            shown_text = text if re.fullmatch("-?[0-9]+", text) else repr(text)
+            raise argparse.ArgumentTypeError(f"is {shown_text}; valid: {valid}") from None
 
     return parse
 
 
-def integer(least: int, valid: str | None = None) -> Callable[[str], int]:
-    """An argparse type: an integer of at least ``least``."""
-
-    def read(text: str) -> int:
-        if int(text) < least:
-            raise ValueError
-        return int(text)
-
-    return reader(read, valid or f"an integer of at least {least}")
-
-
-def _widths(text: str) -> tuple[int, ...] | None:
-    return None if text == "auto" else tuple(int(width) for width in text.split(","))
+def value_reader(field_type: FieldType) -> Callable[[str], object]:
+    """The argparse type of a field."""
+    option = field_type.option
+    if option.read is not None:
+        return reader(option.read, option.valid)
+    if int in field_type.kinds:
+        return reader(partial(parse_integer, field_type.rule), field_type.rule.valid)
+    if float in field_type.kinds:
+        return reader(float, "a number")  # its range is checked later, NaN included
+    return Path if Path in field_type.kinds else str
 
 
-def _biases(text: str) -> list[tuple[int, float]]:
-    pairs = [part.split("=") for part in text.split(",")] if text != "none" else []
-    return [(int(token), float(bias)) for token, bias in pairs]
+def parse_integer(rule: Rule, text: str) -> int:
+    """The integer that a text is.
+
+    Raises:
+        ValueError: it is none, or one that the rule does not allow.
+    """
+    number = int(text)
+    if not rule.allows(number):
+        raise ValueError
+    return number
 
 
-BIASES = "token ids with a bias each, such as 198=-5,11=2, or none"
-#: type of a field → how its value is read, and its placeholder
-KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "int": (reader(int, "an integer"), "N"),
-    "float": (reader(float, "a number"), "X"),  # its range is checked later, NaN included
-    "Path": (Path, "FILE"),
-    "tuple[int, ...]": (
-        reader(_widths, "auto, or integers of at least 1, such as 1,3,3,3"),
-        "N,N,…",
-    ),
-    "Texts": (lambda text: [] if text == "none" else [text], "TEXT"),
-    "Biases": (reader(_biases, BIASES), "ID=X,…"),
-}
-ADDED = ("Texts", "Biases")  # several of these options add up
+def placeholder(field_type: FieldType) -> str:
+    """What stands for the value of an option in the help."""
+    if field_type.option.metavar is not None:
+        return field_type.option.metavar
+    for kind, letter in ((int, "N"), (float, "X"), (Path, "FILE")):
+        if kind in field_type.kinds:
+            return letter
+    return "NAME"
 
 
-def texts_of(kind: type) -> dict[str, str]:
+def help_texts(options_class: type) -> dict[str, str]:
     """What the docstrings of a class and its bases say of their attributes, as one line each."""
-    found: dict[str, str] = {}
-    for part in reversed(kind.__mro__):
+    texts: dict[str, str] = {}
+    for part in reversed(options_class.__mro__):
         entries = inspect.cleandoc(part.__doc__ or "").partition("\nAttributes:\n")[2]
         for names, text in re.findall(r"^    ([\w, ]+): (.*(?:\n {5,}.*)*)", entries, re.MULTILINE):
-            found |= dict.fromkeys(
-                names.split(", "), " ".join(text.replace("`", "").split()).removesuffix(".")
-            )
-    return found
+            line = " ".join(text.replace("`", "").split()).removesuffix(".")
+            texts |= dict.fromkeys(names.split(", "), line)
+    return texts
 
 
 def add_options(
-    to: Any,
-    kind: type,
+    group: OptionGroup,
+    options_class: type,
     only: Collection[str] = (),
     unset: bool = False,
-    **defaults: Any,
+    **defaults: object,
 ) -> None:
     """Give a parser, or a group of one, an option for each field.
 
     Args:
         only: these fields alone; () for all.
-        unset: what is not given is None, also where there is a default.
+        unset: an option that is not given is None, also where its field has a default.
         defaults: over those of the fields.
     """
-    said = texts_of(kind)
-    for one in fields(kind):
-        if not only or one.name in only:
-            text = re.sub(
-                r"(?<=\(see )\w+", lambda found: f"--{dashed(found[0])}", said.get(one.name, "")
-            )
-            add_option(to, one, text, defaults.get(one.name, one.default), unset)
+    texts = help_texts(options_class)
+    types = field_types(options_class)
+    for field in fields(options_class):
+        if only and field.name not in only:
+            continue
+        text = re.sub(
+            r"(?<=\(see )\w+", lambda name: f"--{dashed(name[0])}", texts.get(field.name, "")
+        )
+        default = defaults.get(field.name, field.default)
+        add_option(group, field.name, types[field.name], text, default, unset)
 
 
-def add_option(to: Any, one: Field[Any], text: str, default: Any, unset: bool = False) -> None:
-    """One option; its default is added to its text where that says none."""
-    how: dict[str, Any] = dict(one.metadata)
-    names, place, least, valid = (
-        how.pop(name, None) for name in ("names", "place", "least", "valid")
-    )
-    type_name = str(one.type).partition(" | ")[0]
-    if type_name == "bool":
+def add_option(
+    group: OptionGroup,
+    name: str,
+    field_type: FieldType,
+    text: str,
+    default: object,
+    unset: bool = False,
+) -> None:
+    """One option; its default is added to its text where that says none.
+
+    Args:
+        name: the field's.
+        text: the help.
+        default: of the field; ``MISSING`` where the option has to be given.
+        unset: without the option the value is None, whatever the default.
+    """
+    option = field_type.option
+    is_flag = bool in field_type.kinds
+    how: dict[str, Any] = {"default": default}
+    if unset or default is MISSING:
+        how["default"] = None
+    elif default == ():
+        how["default"] = []
+    if is_flag:
         how["action"] = "store_true"
     else:
-        read, usual = KINDS.get(type_name, (str, "NAME"))
-        read = read if least is None else integer(least, valid)
-        added = {"action": "extend"} if type_name in ADDED else {}
-        how = {"type": read, "metavar": usual, **added, **how}
+        how["type"] = value_reader(field_type)
+        how["metavar"] = placeholder(field_type)
         if default not in (MISSING, None, (), []) and "default" not in text:
             text += f"; default: {shown(default)}"
-    called = [SHORT.get(one.name), *(names or [f"--{dashed(one.name)}"])]
-    if not place:
-        how |= {"dest": one.name, "required": default is MISSING}
-    how["default"] = None if unset or default is MISSING else [] if default == () else default
+    if option.adds_up or option.repeatable:
+        how["action"] = "extend" if option.adds_up else "append"
+    if option.bare is not None or (option.positional and default is not MISSING):
+        how["nargs"] = "?"
+        how["const"] = option.bare
+    if option.positional:
+        action = group.add_argument(name, **how)
+    else:
+        names = option.names or (f"--{dashed(name)}",)
+        names = names if option.short is None else (option.short, *names)
+        action = group.add_argument(*names, dest=name, required=default is MISSING, **how)
     text = text.replace("%", "%%")
-    brief = "; ".join([text.partition("; ")[0], *re.findall(r"; (default: \S+)$", text)])
-    made = to.add_argument(*([one.name] if place else filter(None, called)), **how)
-    made.help, made.text = brief if one.name in USUAL else argparse.SUPPRESS, text
+    default_note = re.findall(r"; (default: \S+)$", text)
+    brief = "; ".join([text.partition("; ")[0], *default_note])
+    action.help = brief if option.shown else argparse.SUPPRESS
+    vars(action)["full_help"] = text
 
 
 def dashed(name: str) -> str:
@@ -176,7 +177,7 @@ def dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
-def shown(default: Any) -> str:
+def shown(default: object) -> str:
     """A default as it is typed."""
     return ",".join(map(str, default)) if isinstance(default, tuple | list) else str(default)
 
@@ -185,9 +186,9 @@ class HelpAll(argparse.Action):
     """--help-all: the help with rare options too, and with all of each text, not only its first
     clause."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *args: object) -> None:
         for action in parser._actions:
-            action.help = getattr(action, "text", action.help)
+            action.help = vars(action).get("full_help", action.help)
         parser.print_help()
         parser.exit()
 
@@ -200,48 +201,56 @@ class Parser(argparse.ArgumentParser):
         wrapped = {"formatter_class": partial(argparse.HelpFormatter, max_help_position=30)}
         super().__init__(**{"allow_abbrev": False, "add_help": False, **wrapped, **kwargs})
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_args(  # type: ignore[override]  # argparse's takes namespaces of other classes, too
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
         """As argparse's; refuses what it does not know with the option that is probably meant."""
-        made, rest = self.parse_known_args(args, namespace)
-        if rest:
-            given = next((word for word in rest if word.startswith("-")), rest[0]).partition("=")[0]
-            known = getattr(made, "parser", self)._option_string_actions
+        options, unknown = self.parse_known_args(args, namespace or argparse.Namespace())
+        if unknown:
+            dashed_words = [word for word in unknown if word.startswith("-")]
+            name = (dashed_words or unknown)[0].partition("=")[0]
+            known = getattr(options, "parser", self)._option_string_actions
             valid = "the options of --help-all, and quotes around a text of several words"
-            raise InputError(f"unknown argument {given}; valid: {valid}{meant(given, known)}")
-        return made
+            raise InputError(f"unknown argument {name}; valid: {valid}{meant(name, known)}")
+        return options
 
     def error(self, message: str) -> NoReturn:
         """Raise :class:`InputError` with argparse's message, an option by its long name."""
-        found = re.match(r"argument (?:-\w/)?([^:/]+)[^:]*: (.*)", message, re.DOTALL)
-        if found:
-            message = f"{found[1]}{' ' if found[2].startswith('is ') else ': '}{found[2]}"
+        parts = re.match(r"argument (?:-\w/)?([^:/]+)[^:]*: (.*)", message, re.DOTALL)
+        if parts:
+            name, reason = parts.groups()
+            message = f"{name} {reason}" if reason.startswith("is ") else f"{name}: {reason}"
         raise InputError(message)
 
     def in_words(self, message: str) -> str:
         """The message with fields written as the options that set them: the one that it begins
         with, and names with an underscore anywhere."""
-        options = {one.dest: one.option_strings[-1] for one in self._actions if one.option_strings}
+        options = {
+            action.dest: action.option_strings[-1]
+            for action in self._actions
+            if action.option_strings
+        }
         names = r"^(?!out of )'?\w+'?(?=[ :])|(?<![\w./-])\w+_\w+(?![\w./-])"  # not --out of memory
-        return re.sub(names, lambda found: options.get(found[0].strip("'"), found[0]), message)
+        return re.sub(names, lambda name: options.get(name[0].strip("'"), name[0]), message)
 
 
 def command(
-    subparsers: Any,
+    subparsers: Subparsers,
     name: str,
     run: Callable[[argparse.Namespace], int],
-    words: str,
-    places: str = "",
+    summary: str,
+    positionals: str = "",
 ) -> Parser:
     """The parser of a subcommand.
 
     Args:
         run: what it does; its docstring is the description.
-        words: beside its name in the list of commands.
-        places: its arguments without a name, for the line of usage.
+        summary: stands next to its name in the list of commands.
+        positionals: its arguments without a name, for the line of usage.
     """
     text = " ".join(inspect.cleandoc(run.__doc__ or "").split())
-    usage = f"tokenswift {name} [options] {places}".strip()
-    parser = subparsers.add_parser(name, help=words, description=text, usage=usage)
+    usage = f"tokenswift {name} [options] {positionals}".strip()
+    parser = subparsers.add_parser(name, help=summary, description=text, usage=usage)
     parser.set_defaults(run=run, parser=parser)
     parser.add_argument("-h", "--help", action="help", help="show the usual options, and exit")
     parser.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options, and exit")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import logging
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
 from tokenswift.cli import options
 from tokenswift.cli.call import Text, add_call_options, call_from, settings_from, with_model
-from tokenswift.cli.declare import add_options, command, option
+from tokenswift.cli.declare import Subparsers, add_options, command
 from tokenswift.cli.many import Several, write_all
 from tokenswift.cli.results import STDOUT, check_record, check_writable
 from tokenswift.cli.runs import Listed, Longer, list_runs, resume
 from tokenswift.cli.write import write
+from tokenswift.config.fields import Option
 from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
@@ -29,11 +30,11 @@ class Results(options.Shown, options.Record):
             crash; with a run in it already, that run is resumed
     """
 
-    output: str | None = option(None, "FILE")
-    run_dir: str | None = option(None, "DIR")
+    output: Annotated[str | None, Option("FILE", shown=True)] = None
+    run_dir: Annotated[str | None, Option("DIR", shown=True)] = None
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Register the subcommands."""
     parser = command(subparsers, "generate", run, "write a text", "[PROMPT]")
     add_call_options(parser)

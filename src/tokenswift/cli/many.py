@@ -7,16 +7,16 @@ import json
 import logging
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 from tokenswift.chat.prompts import is_chat
 from tokenswift.checks import counted
 from tokenswift.cli import options
-from tokenswift.cli.declare import option
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.prompts import check_template, read_named
 from tokenswift.cli.results import check_record, check_writable, write_json
 from tokenswift.cli.signals import keeping
+from tokenswift.config.fields import AtLeast, Option
 from tokenswift.engine.request import Asked, Request, asked, record_of
 from tokenswift.types import Generation, InputError, RunError, Step
 
@@ -40,9 +40,9 @@ class Several:
             faster
     """
 
-    prompts: str | None = option(None, "FILE")
-    out: str | None = option(None, "DIR")
-    at_once: int | None = option(None, names=("--max-num-seqs",), least=1)
+    prompts: Annotated[str | None, Option("FILE", shown=True)] = None
+    out: Annotated[str | None, Option("DIR", shown=True)] = None
+    at_once: Annotated[int | None, AtLeast(1), Option(shown=True, names=("--max-num-seqs",))] = None
 
 
 def read_prompts(args: argparse.Namespace) -> list[Asked]:

@@ -5,21 +5,22 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 from tokenswift.checks import check_integer, counted
 from tokenswift.cli import options
 from tokenswift.cli.audit import Audited, audit
 from tokenswift.cli.call import add_call_options
-from tokenswift.cli.declare import add_options, command, option
+from tokenswift.cli.declare import Subparsers, add_options, command
 from tokenswift.cli.plan import Plan, plan
-from tokenswift.cli.prompts import read_named, token_ids
+from tokenswift.cli.prompts import TOKEN_IDS, read_named
 from tokenswift.cli.results import check_record, give
 from tokenswift.cli.terminal import say, table
+from tokenswift.config.fields import SHOWN, AtLeast, Option
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.turns import take_turns
 from tokenswift.types import Generation, InputError, RunError, Step
@@ -36,6 +37,9 @@ LIST, NEW = (
 READING, WRITING = 20, 25  # seconds that a prompt, and each of the demo's four texts, may take
 
 
+CONTEXTS_OPTION = replace(TOKEN_IDS, metavar="N,N,…", shown=True)
+
+
 @dataclass(frozen=True)
 class Measured(options.Record):
     """What is measured.
@@ -47,10 +51,10 @@ class Measured(options.Record):
         prompt_file: text to continue; default: the stories that come with the library
     """
 
-    contexts: list[int] = option((1024, 4096), "N,N,…", type=token_ids)
-    repeats: int = option(5, least=1)
-    max_new_tokens: int = option(64, least=1)
-    prompt_file: str | None = option(None, "F")
+    contexts: Annotated[Sequence[int], CONTEXTS_OPTION] = (1024, 4096)
+    repeats: Annotated[int, AtLeast(1), SHOWN] = 5
+    max_new_tokens: Annotated[int, AtLeast(1), Option(shown=True, short="-n")] = 64
+    prompt_file: Annotated[str | None, Option("F", shown=True)] = None
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,10 @@ class Demo(options.Record):
             machine writes in three minutes
     """
 
-    max_new_tokens: int | None = option(None, least=1)
+    max_new_tokens: Annotated[int | None, AtLeast(1), Option(shown=True, short="-n")] = None
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Register the subcommands."""
     for name, run, kind, words in (
         ("bench", bench, Measured, "measure the speed of a model on this machine"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tokenswift.checks import check_choice
-from tokenswift.cli.declare import Parser, add_option, add_options, option, shown, texts_of
+from tokenswift.cli.declare import Parser, add_option, add_options, help_texts, shown
 from tokenswift.cli.progress import Stages
+from tokenswift.config.fields import SHOWN, Option, field_types
 from tokenswift.config.loading import HEAD_KINDS, LoadConfig
 from tokenswift.config.sampling import ADJUSTING, SamplingParams, preset, sampling_over
 from tokenswift.config.strategies import OPTIONS, MethodOptions, build_options, names_of
@@ -37,9 +38,9 @@ class Model:
             (the one that tokenswift train made for it)
     """
 
-    model: str = option(DEFAULT, "M")
-    heads: str = option("auto", "PATH")
-    eagle: str = option("auto", "PATH")
+    model: Annotated[str, Option("M", shown=True, short="-m")] = DEFAULT
+    heads: Annotated[str, Option("PATH", shown=True)] = "auto"
+    eagle: Annotated[str, Option("PATH")] = "auto"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Preset:
         preset: sampling settings by name: paper; other options override it
     """
 
-    preset: str | None = option(None)
+    preset: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Quiet:
         quiet: nothing on standard error except errors
     """
 
-    quiet: bool = option(False)
+    quiet: Annotated[bool, SHOWN] = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Record(Quiet):
             place of the text
     """
 
-    json: str | None = option(None, "FILE", nargs="?", const="-")
+    json: Annotated[str | None, Option("FILE", shown=True, bare="-")] = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Shown(Quiet):
         verbose: figures of drafting in the summary: passes, acceptance, sources of drafts
     """
 
-    verbose: bool = option(False)
+    verbose: Annotated[bool, Option(short="-v")] = False
 
 
 def add_model_options(parser: Parser, dtype: str = "auto") -> None:
@@ -122,16 +123,15 @@ def add_strategy_options(parser: Parser, strategy: str = "auto") -> None:
         f"default: {strategy}"
     )
     group.add_argument("--strategy", default=strategy, metavar="S", help=words)
-    texts = texts_of(MethodOptions)
+    texts = help_texts(MethodOptions)
     for name in METHOD:
-        owners = {
-            key: one for key, kind in OPTIONS.items() for one in fields(kind) if one.name == name
-        }
-        usual = [
-            key if one.default is None else f"{key}: {shown(one.default)}"
-            for key, one in owners.items()
-        ]
-        add_option(group, next(iter(owners.values())), f"{texts[name]} ({'; '.join(usual)})", None)
+        owners = []
+        for strategy, kind in OPTIONS.items():
+            default = next((field.default for field in fields(kind) if field.name == name), MISSING)
+            if default is not MISSING:
+                owners.append(strategy if default is None else f"{strategy}: {shown(default)}")
+                field_type = field_types(kind)[name]
+        add_option(group, name, field_type, f"{texts[name]} ({'; '.join(owners)})", None)
 
 
 def sampling_from(args: argparse.Namespace, usual: SamplingParams | None = None) -> SamplingParams:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
 from tokenswift.checks import counted
 from tokenswift.cli import options
 from tokenswift.cli.call import call_from, with_model
-from tokenswift.cli.declare import option
 from tokenswift.cli.results import check_record, give
 from tokenswift.cli.terminal import table
+from tokenswift.config.fields import SHOWN
 
 SHORT, NEAR = (
     96,
@@ -29,7 +29,7 @@ class Plan(options.Record):
         no_measure: no measurement, memory only
     """
 
-    no_measure: bool = option(False)
+    no_measure: Annotated[bool, SHOWN] = False
 
 
 def plan(args: argparse.Namespace) -> int:

@@ -14,9 +14,9 @@ import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tokenswift.cli.declare import option, reader
+from tokenswift.config.fields import Option
 from tokenswift.files import line_of
 from tokenswift.types import InputError
 
@@ -26,15 +26,19 @@ logger = logging.getLogger("tokenswift")
 # ---- prompts: what is read -----------------------------------------------------------------------
 
 
-def _ids(text: str) -> list[int]:
-    ids = [int(token) for token in text.replace(",", " ").split()]
-    if min(ids, default=0) < 0:
+def parse_token_ids(text: str) -> list[int]:
+    """Token ids with commas or spaces between them.
+
+    Raises:
+        ValueError: something else, or negative ones.
+    """
+    token_ids = [int(token) for token in text.replace(",", " ").split()]
+    if min(token_ids, default=0) < 0:
         raise ValueError
-    return ids
+    return token_ids
 
 
-#: an argparse type: token ids with commas or spaces between them
-token_ids = reader(_ids, "integers such as 1,2,3, no negative ids")
+TOKEN_IDS = Option("1,2,3", read=parse_token_ids, valid="integers such as 1,2,3, no negative ids")
 
 
 def prompt_from(args: argparse.Namespace) -> str | list[int]:
@@ -104,8 +108,10 @@ class System:
         template_options: variables of the model's chat template, such as {"enable_thinking": false}
     """
 
-    system: str | None = option(None, "TEXT")
-    template_options: Any = option(None, "JSON", type=reader(json.loads, "a JSON object"))
+    system: Annotated[str | None, Option("TEXT", shown=True)] = None
+    template_options: Annotated[object, Option("JSON", read=json.loads, valid="a JSON object")] = (
+        None
+    )
 
 
 def shaped(args: argparse.Namespace, llm: Any, prompt: str | list[int]) -> tuple[Any, str]:

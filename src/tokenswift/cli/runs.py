@@ -7,20 +7,20 @@ import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from tokenswift.checks import counted
 from tokenswift.cli import options
-from tokenswift.cli.declare import option
 from tokenswift.cli.places import Input, check_written_apart
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.results import ENDINGS, STDOUT, check_record, write_json, write_text
 from tokenswift.cli.terminal import on_one_line, say, table
+from tokenswift.cli.write import write
+from tokenswift.config.fields import AtLeast, Option
 from tokenswift.types import InputError
 
 if TYPE_CHECKING:
     from tokenswift.runs.records import RunState
-from tokenswift.cli.write import write
 
 logger = logging.getLogger("tokenswift")
 
@@ -34,8 +34,8 @@ class Longer:
         max_new_tokens: tokens of the whole run at most, counted from its prompt; default: as before
     """
 
-    run_dir: str = option(metavar="DIR", place=True)
-    max_new_tokens: int | None = option(None, least=1)
+    run_dir: Annotated[str, Option("DIR", shown=True, positional=True)]
+    max_new_tokens: Annotated[int | None, AtLeast(1), Option(shown=True, short="-n")] = None
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Listed(options.Record):
             to standard output
     """
 
-    folder: str = option(".", "DIR", place=True, nargs="?")
-    text: str | None = option(None, "FILE", nargs="?", const="-")
+    folder: Annotated[str, Option("DIR", shown=True, positional=True)] = "."
+    text: Annotated[str | None, Option("FILE", shown=True, bare="-")] = None
 
 
 def resume(args: argparse.Namespace) -> int:

@@ -7,10 +7,9 @@ import logging
 from dataclasses import fields
 from importlib.util import find_spec
 from signal import SIGTERM
-from typing import Any
 
 from tokenswift.cli import options
-from tokenswift.cli.declare import add_options, command
+from tokenswift.cli.declare import Subparsers, add_options, command
 from tokenswift.cli.results import check_writable
 from tokenswift.cli.signals import Interrupted
 from tokenswift.serve.settings import Settings, held, loading
@@ -19,7 +18,7 @@ from tokenswift.types import InputError
 logger = logging.getLogger("tokenswift")
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Register the subcommand."""
     parser = command(subparsers, "serve", run, "serve a model over HTTP, with OpenAI's interface")
     add_options(parser.add_argument_group("server"), Settings)

@@ -6,14 +6,15 @@ import argparse
 import logging
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tokenswift.checks import check_choice
 from tokenswift.cli import options
-from tokenswift.cli.declare import add_options, command, option
+from tokenswift.cli.declare import Subparsers, add_options, command
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.results import check_writable
 from tokenswift.cli.signals import keeping
+from tokenswift.config.fields import SHOWN, AtLeast, Option
 from tokenswift.config.loading import LoadConfig
 from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.loader.default_model import DEFAULT, cache_dir
@@ -50,20 +51,20 @@ class Drafter(options.Quiet):
         device: auto, cpu, cuda or cuda:N
     """
 
-    model: str = option(DEFAULT, "M")
-    kind: str = option("eagle")
-    out: Path | None = option(None)
-    num_heads: int = option(3, least=1)
-    inner: int = option(1024, least=0, valid="at least 0 (0: no hidden layer)")
-    depths: int = option(3, least=1)
-    hidden: int = option(768, least=64)
-    data: str = option("self", "PATH")
-    work: Path | None = option(None, "DIR")
-    dtype: str = option("auto")
-    device: str = option("auto")
+    model: Annotated[str, Option("M", shown=True, short="-m")] = DEFAULT
+    kind: Annotated[str, SHOWN] = "eagle"
+    out: Annotated[Path | None, SHOWN] = None
+    num_heads: Annotated[int, AtLeast(1), SHOWN] = 3
+    inner: Annotated[int, AtLeast(0, "at least 0 (0: no hidden layer)")] = 1024
+    depths: Annotated[int, AtLeast(1)] = 3
+    hidden: Annotated[int, AtLeast(WIDTH)] = 768
+    data: Annotated[str, Option("PATH", shown=True)] = "self"
+    work: Annotated[Path | None, Option("DIR", shown=True)] = None
+    dtype: Annotated[str, SHOWN] = "auto"
+    device: Annotated[str, SHOWN] = "auto"
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Register the subcommand."""
     words = "train an EAGLE-3 drafter or draft heads for a model"
     parser = command(subparsers, "train", run, words)

@@ -1,12 +1,21 @@
-"""Checks of options: fields of dataclasses that list words, or are truth values or numbers."""
+"""What a field of a class of options says of itself, and the check of all its fields.
+
+::
+
+    window: Annotated[int, AtLeast(16), Option("N", shown=True)] = 128
+
+A *rule* says which numbers the field takes; without one they are integers of at least 1.
+:class:`Option` says how the command line has the field (`cli.declare`); what it is for stands in
+the docstring of its class.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from tokenswift.checks import (
     LARGEST,
@@ -19,55 +28,124 @@ from tokenswift.checks import (
 )
 from tokenswift.types import InputError
 
-MAX_NODES = 4096  # of a tree, its root included
-MAX_GAMMA = 32  # tokens of a drafted chain, each of which takes a pass or more
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Which numbers a field takes.
+
+    Attributes:
+        valid: what is valid, in words that follow "valid: ".
+        allows: whether a number is; false for NaN.
+    """
+
+    valid: str
+    allows: Callable[[float], bool]
 
 
-CORES = os.cpu_count() or 1
-THREADS = max(16, 4 * CORES)  # at most
-Rule = tuple[str, str, Callable[[float], bool]]
-#: fields of classes of options that are numbers; what is valid, in words; whether a number is
-RULES: tuple[Rule, ...] = (
-    (
-        "temperature",
-        "0 (greedy decoding), or from 1e-30 to 1e30",
-        lambda t: t == 0 or 1e-30 <= t <= 1e30,
-    ),
-    ("top_k", "an integer of at least 1, or 0 for all tokens", lambda k: k >= 0),
-    ("top_p", "in (0, 1]", lambda p: 0 < p <= 1),
-    ("min_p eta_cutoff", "in [0, 1)", lambda p: 0 <= p < 1),
-    ("repetition_penalty", "at least 1 (1 is off), at most 1e30", lambda r: 1 <= r <= 1e30),
-    ("presence_penalty frequency_penalty", "from -2 to 2 (0 is off)", lambda p: -2 <= p <= 2),
-    ("dry_multiplier", "from 0 (off) to 1e6", lambda m: 0 <= m <= 1e6),
-    ("dry_base", "from 1 to 1e6", lambda b: 1 <= b <= 1e6),
-    ("dry_allowed_length", "an integer from 1 to 4,096", lambda n: 1 <= n <= 4096),
-    ("dry_range", "an integer of at least 1, or -1 for all", lambda n: n == -1 or n > 0),
-    ("seed", "an integer from 0 to 2^63 - 1", lambda n: n >= 0),
-    ("threads", f"1 to {THREADS} (this machine has {CORES} cores)", lambda n: 1 <= n <= THREADS),
-    ("gamma inner_gamma", f"an integer from 1 to {MAX_GAMMA}", lambda n: 1 <= n <= MAX_GAMMA),
-    (
-        "ngrams",
-        f"an integer from 0 to {MAX_NODES // 4:,}",
-        lambda n: 0 <= n <= MAX_NODES // 4,
-    ),  # of 4 tokens
-    ("min_tokens sinks refresh queue", "an integer of at least 0", lambda n: n >= 0),
-    ("steps warmup loss_vocabulary", "an integer of at least 0", lambda n: n >= 0),
-    ("tokens", "an integer of at least 256", lambda n: n >= 256),
-    ("sequence_length", "an integer of at least 32", lambda n: n >= 32),
-    ("window", "an integer of at least 16", lambda n: n >= 16),
-    ("epochs weight_decay", "from 0 to 1e6", lambda x: 0 <= x <= 1e6),
-    ("held_out", "from 0 to 0.5", lambda x: 0 <= x <= 0.5),
-    ("lr beta2", "between 0 and 1", lambda x: 0 < x < 1),
-    ("port", "an integer from 0 (any that is free) to 65535", lambda n: 0 <= n <= 65_535),
-    (
-        "logprobs",
-        "an integer from 0 to 20, or None",
-        lambda n: 0 <= n <= 20,
-    ),  # as OpenAI's interface
-)
-USUAL = ("an integer of at least 1", lambda n: n > 0)  # of the other numbers
-RULE_OF = {name: (valid, fits) for names, valid, fits in RULES for name in names.split()}
-hints_of = cache(get_type_hints)
+class AtLeast(Rule):
+    """An integer of at least ``least``; ``valid`` says so in other words."""
+
+    def __init__(self, least: int, valid: str = "") -> None:
+        words = valid or f"an integer of at least {least}"
+        super().__init__(words, lambda number: number >= least)
+
+
+class Between(Rule):
+    """A number from ``least`` to ``most``; ``valid`` says so unless it is an integer."""
+
+    def __init__(self, least: float, most: float, valid: str = "") -> None:
+        words = valid or f"an integer from {least:,} to {most:,}"
+        super().__init__(words, lambda number: least <= number <= most)
+
+
+POSITIVE = AtLeast(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How the command line has a field: ``--like-its-name VALUE`` unless something else is said.
+
+    Attributes:
+        metavar: placeholder of its value in the help; None: by its type.
+        shown: ``--help`` shows it; ``--help-all`` shows all.
+        short: another name, of one letter, such as "-m".
+        names: in place of the name that it would have.
+        positional: an argument without a name.
+        read: makes the value of a text, or raises ValueError; None: by the field's type.
+        valid: what ``read`` takes, in words that follow "valid: ".
+        repeatable: may be given several times; each adds what ``read`` makes to a list.
+        adds_up: may be given several times; each extends the list by the list that ``read`` makes.
+        bare: the value where the option is given without one; None: it needs one.
+    """
+
+    metavar: str | None = None
+    shown: bool = False
+    short: str | None = None
+    names: tuple[str, ...] = ()
+    positional: bool = False
+    read: Callable[[str], object] | None = None
+    valid: str = ""
+    repeatable: bool = False
+    adds_up: bool = False
+    bare: str | None = None
+
+
+SHOWN = Option(shown=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldType:
+    """What the annotation of a field says.
+
+    Attributes:
+        kinds: types of its values.
+        takes_none: whether it may be None.
+        choices: the words that are valid; () where it is no word of a list.
+        rule: of its numbers.
+        option: how the command line has it.
+    """
+
+    kinds: tuple[object, ...]
+    takes_none: bool
+    choices: tuple[str, ...]
+    rule: Rule
+    option: Option
+
+    @property
+    def is_number(self) -> bool:
+        """Whether its values are numbers (and no truth values)."""
+        return bool not in self.kinds and (int in self.kinds or float in self.kinds)
+
+
+@cache
+def field_types(options_class: type) -> dict[str, FieldType]:
+    """What the annotations of a class of options say, by the names of its fields."""
+    hints = get_type_hints(options_class, include_extras=True)
+    return {name: _field_type(hint) for name, hint in hints.items()}
+
+
+def _field_type(hint: object) -> FieldType:
+    kinds: list[object] = []
+    marks: list[object] = []
+    pending = [hint]
+    while pending:
+        part = pending.pop(0)
+        if get_origin(part) is Annotated:
+            annotated, *more_marks = get_args(part)
+            pending.append(annotated)
+            marks.extend(more_marks)
+        elif get_origin(part) in (Union, UnionType):
+            pending.extend(get_args(part))
+        else:
+            kinds.append(part)
+    literals = [kind for kind in kinds if get_origin(kind) is Literal]
+    return FieldType(
+        kinds=tuple(kinds),
+        takes_none=NoneType in kinds,
+        choices=get_args(literals[0]) if literals else (),
+        rule=next((mark for mark in marks if isinstance(mark, Rule)), POSITIVE),
+        option=next((mark for mark in marks if isinstance(mark, Option)), Option()),
+    )
 
 
 def check_fields(options: object) -> None:
@@ -77,26 +155,34 @@ def check_fields(options: object) -> None:
     Raises:
         InputError: naming the first that is wrong.
     """
-    for name, hint in hints_of(type(options)).items():
+    for name, field_type in field_types(type(options)).items():
         value = getattr(options, name)
-        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        choices = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), None)
-        if value is None and NoneType in kinds:
+        if value is None and field_type.takes_none:
             continue
-        if choices is not None:
-            check_choice(name, value, choices)
-        elif bool in kinds:
+        if field_type.choices:
+            check_choice(name, value, field_type.choices)
+        elif bool in field_type.kinds:
             keep_field(options, name, check_flag(name, value))
-        elif int in kinds or float in kinds:
-            valid, fits = RULE_OF.get(name, USUAL)
-            number = finite(value) if float in kinds else integer_of(value)
-            wrong = number is None or not fits(number) or (int in kinds and number > LARGEST)
-            refuse(wrong, options, name, f"; valid: {valid}")
-            keep_field(options, name, value if isinstance(value, int | float) else number)
+        elif field_type.is_number:
+            keep_field(options, name, _checked_number(options, name, field_type))
 
 
-def refuse(when: bool, options: object, name: str, rest: str) -> None:
-    """Raise :class:`InputError` for a field, where ``when`` holds: its value and the rest of the
-    line."""
-    if when:
-        raise InputError(f"{name} is {shown(getattr(options, name))}{rest}", name)
+def _checked_number(options: object, name: str, field_type: FieldType) -> float:
+    """The number of a field, as Python's own."""
+    value: object = getattr(options, name)
+    number = finite(value) if float in field_type.kinds else integer_of(value)
+    too_large = int in field_type.kinds and number is not None and number > LARGEST
+    if number is None or too_large or not field_type.rule.allows(number):
+        refuse(options, name, f"; valid: {field_type.rule.valid}")
+    return value if isinstance(value, int | float) else number
+
+
+def refuse(options: object, name: str, reason: str) -> NoReturn:
+    """Refuse the value of a field.
+
+    Args:
+        reason: what follows the value in the line, such as "; valid: …".
+    Raises:
+        InputError: always.
+    """
+    raise InputError(f"{name} is {shown(getattr(options, name))}{reason}", name)

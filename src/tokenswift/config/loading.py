@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
 from tokenswift.checks import keep_field, shown
-from tokenswift.config.fields import check_fields, refuse
+from tokenswift.config.fields import SHOWN, Between, check_fields, refuse
 from tokenswift.types import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+CORES = os.cpu_count() or 1
+MOST_THREADS = max(16, 4 * CORES)
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 KvCacheDtype: TypeAlias = Literal["auto", "float32", "bfloat16", "int8", "int16"]
@@ -51,9 +58,9 @@ def parse_rope_scaling(text: str | None) -> RopeScaling | None:
     """
     if text in ("none", None):
         return None
-    found = re.fullmatch(r"yarn(:\d{1,6}(\.\d+)?)?", text) if isinstance(text, str) else None
-    factor = float(found[1][1:]) if found and found[1] else None
-    if found is None or (factor is not None and factor < 1):
+    yarn = re.fullmatch(r"yarn(?::(\d{1,6}(?:\.\d+)?))?", text) if isinstance(text, str) else None
+    factor = float(yarn[1]) if yarn and yarn[1] else None
+    if yarn is None or (factor is not None and factor < 1):
         raise InputError(
             f"rope_scaling is {shown(text)}; valid: none, yarn, or yarn:FACTOR of at least 1, "
             f"such as yarn:4",
@@ -99,23 +106,26 @@ class LoadConfig:
         InputError: naming the field, its value and what is valid.
     """
 
-    dtype: Dtype | str = "auto"
-    device: str = "auto"
+    dtype: Annotated[Dtype | str, SHOWN] = "auto"
+    device: Annotated[str, SHOWN] = "auto"
     rope_scaling: str | None = None
-    threads: int | None = None
+    threads: Annotated[
+        int | None,
+        Between(1, MOST_THREADS, f"1 to {MOST_THREADS} (this machine has {CORES} cores)"),
+    ] = None
     weights: Weights | str = "stored"
     kv_cache_dtype: KvCacheDtype | str = "auto"
     backend: Backend | str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("dtype", "device"):
-            value: Any = getattr(self, name)
+            value: object = getattr(self, name)
             if type(value).__module__ == "torch":  # one of its own types or devices
                 keep_field(self, name, str(value).removeprefix("torch."))
         check_fields(self)
-        devices = ", ".join(get_args(Device))
-        known = self.device in devices.split(", ") or re.fullmatch(r"cuda:\d+", str(self.device))
-        refuse(not known, self, "device", f"; valid: {devices}")
+        devices = get_args(Device)
+        if self.device not in devices and not re.fullmatch(r"cuda:\d+", str(self.device)):
+            refuse(self, "device", f"; valid: {', '.join(devices)}")
         if self.device != "auto":
             check_backend(str(self.backend), self.device)
         parse_rope_scaling(self.rope_scaling)
@@ -126,7 +136,7 @@ class LoadConfig:
         return parse_rope_scaling(self.rope_scaling)
 
     @property
-    def floats(self) -> Any:
+    def floats(self) -> torch.dtype | None:
         """The torch.dtype of float arithmetic; None: the checkpoint's."""
         import torch
 
@@ -134,7 +144,7 @@ class LoadConfig:
         return None if name == "auto" else getattr(torch, name)
 
     @property
-    def keys(self) -> Any:
+    def keys(self) -> torch.dtype | None:
         """The torch.dtype of keys and values that is asked for; None: none is."""
         import torch
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from tokenswift.checks import check_choice, check_text, keep_field, shown
-from tokenswift.config.fields import check_fields
+from tokenswift.config.fields import SHOWN, AtLeast, Between, Option, Rule, check_fields
 from tokenswift.grammar import Grammar
 from tokenswift.types import InputError
 
@@ -29,6 +29,40 @@ KeptBiases = Annotated[
     dict[Token, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MOST_BIASES)
 ]
 BREAKERS: Texts = ("\n", ":", '"', "*")  # llama.cpp's
+
+TEMPERATURE = Rule(
+    "0 (greedy decoding), or from 1e-30 to 1e30", lambda t: t == 0 or 1e-30 <= t <= 1e30
+)
+BELOW_ONE = Rule("in [0, 1)", lambda p: 0 <= p < 1)
+SEED = AtLeast(0, "an integer from 0 to 2^63 - 1")
+FROM_MINUS_2_TO_2 = Between(-2, 2, "from -2 to 2 (0 is off)")
+DRY_RANGE = Rule("an integer of at least 1, or -1 for all", lambda n: n == -1 or n > 0)
+
+
+def parse_text(text: str) -> list[str]:
+    """One text of several options, as the command line has it; "none" is no text."""
+    return [] if text == "none" else [text]
+
+
+def parse_biases(text: str) -> list[tuple[int, float]]:
+    """Biases of logits as the command line has them: ``198=-5,11=2``, or "none".
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if text == "none":
+        return []
+    pairs = [part.split("=") for part in text.split(",")]
+    return [(int(token), float(bias)) for token, bias in pairs]
+
+
+TEXTS_OPTION = Option("TEXT", read=parse_text, adds_up=True)
+BIASES_OPTION = Option(
+    "ID=X,…",
+    read=parse_biases,
+    valid="token ids with a bias each, such as 198=-5,11=2, or none",
+    adds_up=True,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +106,27 @@ class SamplingParams:
             chosen, and the text ends where it does; None is any text
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.1
-    eta_cutoff: float = 0.0
-    repetition_penalty: float = 1.2
-    penalty_window: int = 1024
-    seed: int = 0
+    temperature: Annotated[float, TEMPERATURE, Option(shown=True, short="-t")] = 1.0
+    top_k: Annotated[int, AtLeast(0, "an integer of at least 1, or 0 for all tokens"), SHOWN] = 0
+    top_p: Annotated[float, Rule("in (0, 1]", lambda p: 0 < p <= 1), SHOWN] = 1.0
+    min_p: Annotated[float, BELOW_ONE, SHOWN] = 0.1
+    eta_cutoff: Annotated[float, BELOW_ONE] = 0.0
+    repetition_penalty: Annotated[
+        float, Between(1, 1e30, "at least 1 (1 is off), at most 1e30"), SHOWN
+    ] = 1.2
+    penalty_window: Annotated[int, AtLeast(1)] = 1024
+    seed: Annotated[int, SEED, Option(shown=True, short="-s")] = 0
     greedy: bool = False
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_range: int = -1
-    dry_breakers: Texts = BREAKERS
-    logit_bias: Biases = ()
-    min_tokens: int = 0
-    bad_words: Texts = ()
+    presence_penalty: Annotated[float, FROM_MINUS_2_TO_2] = 0.0
+    frequency_penalty: Annotated[float, FROM_MINUS_2_TO_2] = 0.0
+    dry_multiplier: Annotated[float, Between(0, 1e6, "from 0 (off) to 1e6")] = 0.0
+    dry_base: Annotated[float, Between(1, 1e6, "from 1 to 1e6")] = 1.75
+    dry_allowed_length: Annotated[int, Between(1, 4096)] = 2
+    dry_range: Annotated[int, DRY_RANGE] = -1
+    dry_breakers: Annotated[Texts, TEXTS_OPTION] = BREAKERS
+    logit_bias: Annotated[Biases, BIASES_OPTION] = ()
+    min_tokens: Annotated[int, AtLeast(0)] = 0
+    bad_words: Annotated[Texts, TEXTS_OPTION] = ()
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
@@ -196,7 +232,19 @@ def preset(name: str) -> dict[str, Any]:
 
 
 #: fields that go by more of a text than the contextual penalty; named only where they are not off
-ADJUSTING = tuple(one.name for one in fields(SamplingParams))[9:]
+ADJUSTING = (
+    "presence_penalty",
+    "frequency_penalty",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_range",
+    "dry_breakers",
+    "logit_bias",
+    "min_tokens",
+    "bad_words",
+    "grammar",
+)
 CONTINUED_LENGTH = 200  # new tokens of a continued text, where no number is given
 #: of texts that are continued, where no sampling is given: what kept its sense longest
 #: (docs/benchmarks.md)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from tokenswift.checks import LARGEST, integer_of, keep_field, meant, shown
-from tokenswift.config.fields import MAX_NODES, check_fields, refuse
+from tokenswift.config.fields import AtLeast, Between, Option, check_fields, refuse
 from tokenswift.types import InputError
+
+MAX_NODES = 4096  # of a tree, its root included
 
 # words that arguments take: editors complete them, and checks take the valid ones from them
 
@@ -25,6 +27,22 @@ Draft: TypeAlias = Literal["auto", "partial", "hidden"]
 Vocabulary: TypeAlias = Literal["frequent", "full"]
 Acceptance: TypeAlias = Literal["exact", "published"]
 Kv: TypeAlias = Literal["snapkv", "streaming"]
+
+
+def parse_widths(text: str) -> tuple[int, ...] | None:
+    """Candidates per level as the command line has them: ``1,3,3,3``, or "auto" (→ None).
+
+    Raises:
+        ValueError: it is something else.
+    """
+    return None if text == "auto" else tuple(int(width) for width in text.split(","))
+
+
+WIDTHS_OPTION = Option(
+    "N,N,…", read=parse_widths, valid="auto, or integers of at least 1, such as 1,3,3,3"
+)
+NGRAMS = Between(0, MAX_NODES // 4)  # each may add 4 nodes
+GAMMA = Between(1, 32)  # each of these tokens takes a pass or more
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +76,20 @@ class MethodOptions:
         check_fields(self)
         if hasattr(self, "tree"):
             check_widths(self)
+        sinks: int = getattr(self, "sinks", 0)
         for name in ("budget", "draft_budget"):
-            sinks, size = getattr(self, "sinks", 0), getattr(self, name, None)
-            small = size is not None and size <= sinks
-            refuse(small, self, name, f"; valid: more than the {sinks} sink tokens")
+            size: int | None = getattr(self, name, None)
+            if size is not None and size <= sinks:
+                refuse(self, name, f"; valid: more than the {sinks} sink tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class AutoOptions(MethodOptions):
     """Options of ``auto``, adaptive drafting; None chooses by device. See `MethodOptions`."""
 
-    ngrams: int | None = None
+    ngrams: Annotated[int | None, NGRAMS] = None
     budget: int | None = None
-    sinks: int = 16
+    sinks: Annotated[int, AtLeast(0)] = 16
     cache: Cache = "dynamic"
     candidates: Candidates = "coupled"
     draft: Draft = "auto"
@@ -83,11 +102,11 @@ class TokenSwiftOptions(MethodOptions):
     """Options of ``tokenswift``, the paper's method; the defaults are the paper's. See
     `MethodOptions`."""
 
-    tree: tuple[int, ...] = (1, 3, 3, 3)
-    ngrams: int = 20
+    tree: Annotated[tuple[int, ...], WIDTHS_OPTION] = (1, 3, 3, 3)
+    ngrams: Annotated[int, NGRAMS] = 20
     ngram_count: int = 1
     budget: int = 4096
-    sinks: int = 16
+    sinks: Annotated[int, AtLeast(0)] = 16
     cache: Cache = "dynamic"
     candidates: Candidates = "coupled"
     draft: Draft = "auto"
@@ -99,7 +118,7 @@ class TokenSwiftOptions(MethodOptions):
 class MedusaOptions(MethodOptions):
     """Options of the ``medusa`` strategy. See `MethodOptions`."""
 
-    tree: tuple[int, ...] = (1, 3, 3, 3)
+    tree: Annotated[tuple[int, ...], WIDTHS_OPTION] = (1, 3, 3, 3)
     candidates: Candidates = "coupled"
     acceptance: Acceptance = "exact"
     vocabulary: Vocabulary = "frequent"
@@ -110,10 +129,10 @@ class MagicDecOptions(MethodOptions):
     """Options of the ``magicdec`` strategy; without a draft model the target drafts for itself. See
     `MethodOptions`."""
 
-    gamma: int = 3
+    gamma: Annotated[int, GAMMA] = 3
     kv: Kv = "snapkv"
     budget: int = 4096
-    sinks: int = 16
+    sinks: Annotated[int, AtLeast(0)] = 16
     draft_model: Any = None
     candidates: Candidates = "coupled"
 
@@ -122,19 +141,19 @@ class MagicDecOptions(MethodOptions):
 class TriForceOptions(MethodOptions):
     """Options of the ``triforce`` strategy. See `MethodOptions`."""
 
-    gamma: int = 6
-    inner_gamma: int = 2
+    gamma: Annotated[int, GAMMA] = 6
+    inner_gamma: Annotated[int, GAMMA] = 2
     budget: int = 4096
-    sinks: int = 16
+    sinks: Annotated[int, AtLeast(0)] = 16
     chunk: int = 8
-    refresh: int = 64
+    refresh: Annotated[int, AtLeast(0)] = 64
     draft_model: Any = None
     draft_budget: int = 256
     candidates: Candidates = "coupled"
 
 
 #: strategy → kind of its options
-OPTIONS: dict[str, type] = {
+OPTIONS: dict[str, type[MethodOptions]] = {
     "auto": AutoOptions,
     "autoregressive": MethodOptions,
     "tokenswift": TokenSwiftOptions,
@@ -144,12 +163,14 @@ OPTIONS: dict[str, type] = {
 }
 
 
-def check_widths(options: Any) -> None:
-    """Check ``options.tree`` and make it a tuple."""
-    given = options.tree if isinstance(options.tree, tuple | list) else ()
-    tree = tuple(integer_of(width) or 0 for width in given)
-    valid = "; valid: integers of at least 1, such as 1,3,3,3"
-    refuse(not tree or not all(0 < width <= LARGEST for width in tree), options, "tree", valid)
+def check_widths(options: MethodOptions) -> None:
+    """Check the field ``tree`` and make it a tuple."""
+    widths: object = getattr(options, "tree", None)
+    tree = tuple(
+        integer_of(width) or 0 for width in (widths if isinstance(widths, tuple | list) else ())
+    )
+    if not tree or not all(0 < width <= LARGEST for width in tree):
+        refuse(options, "tree", "; valid: integers of at least 1, such as 1,3,3,3")
     if len(tree) > MAX_NODES or tree_nodes(tree) > MAX_NODES:
         text = shown(",".join(map(str, tree)))
         raise InputError(

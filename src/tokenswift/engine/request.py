@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tokenswift.chat.prompts import Prompt, is_chat
 from tokenswift.checks import check_callback, keep_field, meant, shown
-from tokenswift.config.fields import check_fields
+from tokenswift.config.fields import Between, check_fields
 from tokenswift.config.sampling import (
     SamplingParams,
     check_texts,
@@ -25,6 +25,7 @@ from tokenswift.grammar import Grammar
 from tokenswift.loader.chat_template import check_template_options
 from tokenswift.types import Generation, InputError, OnProgress
 
+LOGPROBS = Between(0, 20, "an integer from 0 to 20, or None")  # as OpenAI's interface has it
 EXAMPLE = '{"prompt": "Once upon a time"}'
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 OWN = ("max_new_tokens", "ignore_eos", "stop")  # fields of a record that are no sampling settings
@@ -61,7 +62,7 @@ class Request:
     on_loop: OnLoop | str = "report"
     run_dir: str | os.PathLike[str] | None = None
     on_progress: OnProgress | None = None
-    logprobs: int | None = None
+    logprobs: Annotated[int | None, LOGPROBS] = None
     template_options: Mapping[str, Any] | None = None
     asked: str | None = None
     new_turn: bool = False

@@ -8,19 +8,20 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from tokenswift.checks import shown
 from tokenswift.config.environment import API_KEY, environment_key
-from tokenswift.config.fields import check_fields
+from tokenswift.config.fields import SHOWN, AtLeast, Between, Option, check_fields
 from tokenswift.engine.request import SHARED_STRATEGIES
 from tokenswift.types import InputError
 
 KEY = 16  # characters of a key at least
+PORT = Between(0, 65_535, "an integer from 0 (any that is free) to 65535")
 HOST_NAME = re.compile(r"[a-z0-9._-]+")
 
 
@@ -75,25 +76,25 @@ class Settings:
             max_connections
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key_file: str | None = field(default=None, metadata={"metavar": "FILE"})
-    api_key: str | None = field(default=None, metadata={"metavar": "KEY"})
-    cors: tuple[str, ...] = field(default=(), metadata={"metavar": "ORIGIN", "action": "append"})
-    allowed_host: tuple[str, ...] = field(
-        default=(), metadata={"metavar": "NAME", "action": "append"}
-    )
-    served_model_name: str | None = None
-    run_dir: str | None = field(default=None, metadata={"metavar": "DIR"})
-    max_concurrent: int | None = field(default=None, metadata={"names": ("--max-num-seqs",)})
-    queue: int = 64
-    max_tokens: int = 32_768
-    max_prompt: int | None = None
+    host: Annotated[str, SHOWN] = "127.0.0.1"
+    port: Annotated[int, PORT, SHOWN] = 8000
+    api_key_file: Annotated[str | None, Option("FILE", shown=True)] = None
+    api_key: Annotated[str | None, Option("KEY")] = None
+    cors: Annotated[tuple[str, ...], Option("ORIGIN", repeatable=True)] = ()
+    allowed_host: Annotated[tuple[str, ...], Option("NAME", repeatable=True)] = ()
+    served_model_name: Annotated[str | None, SHOWN] = None
+    run_dir: Annotated[str | None, Option("DIR", shown=True)] = None
+    max_concurrent: Annotated[
+        int | None, AtLeast(1), Option(names=("--max-num-seqs",), shown=True)
+    ] = None
+    queue: Annotated[int, AtLeast(0), SHOWN] = 64
+    max_tokens: Annotated[int, AtLeast(1), SHOWN] = 32_768
+    max_prompt: Annotated[int | None, AtLeast(1), SHOWN] = None
     allow_strategies: bool = False
     share_prefixes: bool = False
-    max_body: int = 2 << 20
-    max_connections: int = 256
-    max_connections_per_address: int | None = None
+    max_body: Annotated[int, AtLeast(1)] = 2 << 20
+    max_connections: Annotated[int, AtLeast(1)] = 256
+    max_connections_per_address: Annotated[int | None, AtLeast(1)] = None
 
     def __post_init__(self) -> None:
         check_fields(self)

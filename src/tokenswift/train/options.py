@@ -1,14 +1,13 @@
-"""What drafters are trained from, and how. Fields are options of the commands: ``metadata`` is for
-those."""
+"""What drafters are trained from, and how. Fields are options of the commands."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tokenswift.config.fields import check_fields
-from tokenswift.config.sampling import SamplingParams
+from tokenswift.config.fields import SHOWN, AtLeast, Between, Option, Rule, check_fields
+from tokenswift.config.sampling import SEED, SamplingParams
 
 #: How each kind is trained where no option says otherwise. ``linear`` is the paper's Table 9 (3
 #: sequences of 8,192 tokens a device, accumulated 10 times, as 480 windows of 512 positions).
@@ -41,6 +40,10 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+BETWEEN_0_AND_1 = Rule("between 0 and 1", lambda share: 0 < share < 1)
+UP_TO_A_MILLION = Between(0, 1e6, "from 0 to 1e6")
+
+
 @dataclass(frozen=True, slots=True)
 class DataOptions:
     """What is learnt from.
@@ -53,10 +56,10 @@ class DataOptions:
         write_batch: texts that the model writes together (default 16; CUDA 32)
     """
 
-    data: str = field(metadata={"metavar": "PATH"})
-    tokens: int = 300_000
-    sequence_length: int = 768
-    write_batch: int = 16
+    data: Annotated[str, Option("PATH", shown=True)]
+    tokens: Annotated[int, AtLeast(256), SHOWN] = 300_000
+    sequence_length: Annotated[int, AtLeast(32)] = 768
+    write_batch: Annotated[int, AtLeast(1)] = 16
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -85,20 +88,20 @@ class TrainingOptions:
         bf16: mixed precision
     """
 
-    epochs: float = 3.0
-    steps: int = 0
-    lr: float = 1e-3
-    weight_decay: float = 0.01
-    beta2: float = 0.98
-    warmup: int = 30
-    batch: int = 4
-    window: int = 128
-    accumulate: int = 1
-    loss_vocabulary: int = 0
-    held_out: float = 0.02
-    save_every: int = 200
+    epochs: Annotated[float, UP_TO_A_MILLION, SHOWN] = 3.0
+    steps: Annotated[int, AtLeast(0), SHOWN] = 0
+    lr: Annotated[float, BETWEEN_0_AND_1, SHOWN] = 1e-3
+    weight_decay: Annotated[float, UP_TO_A_MILLION] = 0.01
+    beta2: Annotated[float, BETWEEN_0_AND_1] = 0.98
+    warmup: Annotated[int, AtLeast(0)] = 30
+    batch: Annotated[int, AtLeast(1), SHOWN] = 4
+    window: Annotated[int, AtLeast(16)] = 128
+    accumulate: Annotated[int, AtLeast(1)] = 1
+    loss_vocabulary: Annotated[int, AtLeast(0)] = 0
+    held_out: Annotated[float, Between(0, 0.5, "from 0 to 0.5")] = 0.02
+    save_every: Annotated[int, AtLeast(1)] = 200
     targets: str = "model"
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     bf16: bool = True
 
     def __post_init__(self) -> None:
