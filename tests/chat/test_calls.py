@@ -401,5 +401,5 @@ def test_later_turns_have_thoughts_as_the_template_wants(thinking: LLM) -> None:
     again = [*ASKED, message, {"role": "user", "content": "And?"}]
     bare = [*ASKED, {"role": "assistant", "content": "o"}, {"role": "user", "content": "And?"}]
     assert thinking.encode(again) == thinking.encode(bare)
-    going_on = thinking.source.codec.decode(thinking.encode([*ASKED, message]))
+    going_on = thinking.tokenizer.decode(thinking.encode([*ASKED, message]))
     assert going_on.endswith("<think>\ny\n</think>\n\no")

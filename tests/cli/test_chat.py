@@ -105,7 +105,7 @@ def test_options_of_the_template(cli: Call, tmp_path: Path) -> None:
     done = cli("generate", "Hi", *how, *options, "--run-dir", "run")
     assert done.code == 0, done
     with LLM(model) as llm:
-        prompt = llm.source.codec.decode(folders.load(Path("run"))[1].header.prompt)
+        prompt = llm.tokenizer.decode(folders.load(Path("run"))[1].header.prompt)
         said = [{"role": "user", "content": "Hi"}]
         given = {"enable_thinking": False, "mood": "so so"}
         wanted = llm.generate(said, 6, greedy=True, template_options=given).text

@@ -17,8 +17,9 @@ from tests.serve.conftest import Running
 from tests.tiny import byte_model
 from tokenswift import LLM
 from tokenswift.chat.prompts import Prompt
-from tokenswift.engine.detokenize import Decoder, TextStream, begins_turn, context_of
-from tokenswift.loader.tokenizer import PlainTokenizer
+from tokenswift.engine.detokenize import TextStream, begins_turn, context_of
+from tokenswift.loader.plain_tokenizer import PlainTokenizer
+from tokenswift.tokenizer import Decoder
 
 SPECIAL = ("<s>", "</s>", "[/TURN]")
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -163,7 +164,7 @@ PROMPT = "the cat"
 
 
 def whole_text(llm: LLM, prompt: str, token_ids: Sequence[int]) -> str:
-    return llm.source.codec.decode([*llm.encode(prompt), *token_ids])
+    return llm.tokenizer.decode([*llm.encode(prompt), *token_ids])
 
 
 def test_generate_stream_and_many_go_on_from_the_prompt(llm: LLM) -> None:
@@ -197,13 +198,13 @@ def test_a_resumed_run_has_the_text_of_an_uninterrupted_one(
 
 def test_a_turn_of_a_chat_begins_without_a_space_and_a_continued_one_with_it(llm: LLM) -> None:
     turn = llm.generate([USER], **LENGTH)
-    assert turn.text == llm.source.codec.decode(turn.token_ids)
+    assert turn.text == llm.tokenizer.decode(turn.token_ids)
     assert not turn.text.startswith(" ")
     assert llm.chat([USER], **LENGTH).text == turn.text
     more = llm.generate([USER, BEGUN], **LENGTH)
     ids = llm.encode([USER, BEGUN])
-    codec = llm.source.codec
-    assert codec.decode(ids) + more.text == codec.decode([*ids, *more.token_ids])
+    tokenizer = llm.tokenizer
+    assert tokenizer.decode(ids) + more.text == tokenizer.decode([*ids, *more.token_ids])
     assert llm.chat([USER, BEGUN], **LENGTH).text == more.text
 
 

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tokenswift.engine.detokenize import TextStream
+from tokenswift.tokenizer import Decoder
 from tokenswift.types import InputError
 
 
@@ -70,7 +71,7 @@ def check(tokenizer: PreTrainedTokenizerFast, tokens: list[int]) -> None:
     assert whole.startswith(text) and not whole[len(text) :].strip("\ufffd")
 
 
-def stream_all(tokenizer: object, tokens: list[int], context: Sequence[int] = ()) -> list[str]:
+def stream_all(tokenizer: Decoder, tokens: list[int], context: Sequence[int] = ()) -> list[str]:
     stream = TextStream(tokenizer, (), context)
     return [stream.push(token) for token in tokens] + [stream.finish()]
 

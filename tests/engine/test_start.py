@@ -25,7 +25,7 @@ from tokenswift.loader import weights
 from tokenswift.loader.config import completed
 from tokenswift.loader.identity import tokenizer_digest
 from tokenswift.loader.load import load
-from tokenswift.loader.tokenizer import read
+from tokenswift.loader.plain_tokenizer import read
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.source import FromFiles, Source
 from tokenswift.types import InputError

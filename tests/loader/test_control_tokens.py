@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tokenswift.chat.prompts import prompt_ids
 from tokenswift.loader.chat_template import rendered
-from tokenswift.loader.tokenizer import PlainTokenizer
+from tokenswift.loader.plain_tokenizer import PlainTokenizer
 from tokenswift.types import InputError
 
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"

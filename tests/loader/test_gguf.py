@@ -28,7 +28,7 @@ from tests.malformed.gguf_bytes import TEXT, Draft, Value
 from tokenswift import LLM, SamplingParams
 from tokenswift.config.loading import Weights
 from tokenswift.kernels.formats import FORMATS
-from tokenswift.loader import tokenizer as tokenizers
+from tokenswift.loader import plain_tokenizer
 from tokenswift.loader.ends import turn_ends, unnamed_rows
 from tokenswift.loader.gguf import GgufFile
 from tokenswift.loader.gguf_config import config_of
@@ -295,7 +295,7 @@ def test_byte_level_tokenizers(rule: str, tmp_path: Path) -> None:
     real = trained(rule)
     fields = tokenizer_fields(real, pre=rule)
     made = built(fields)
-    ours = tokenizers.wrapped(gguf_tokenizer(fields, tmp_path))
+    ours = plain_tokenizer.wrapped(gguf_tokenizer(fields, tmp_path))
     for text in TEXTS:
         ids = real(text)["input_ids"]
         assert ours(text)["input_ids"] == ids == made.encode(text).ids, text
@@ -332,12 +332,12 @@ def sentencepiece(**more: Any) -> dict[str, Any]:
 )
 def test_sentencepiece_tokenizers(text: str, tokens: list[str], tmp_path: Path) -> None:
     fields = sentencepiece()
-    ours = tokenizers.wrapped(gguf_tokenizer(fields, tmp_path))
+    ours = plain_tokenizer.wrapped(gguf_tokenizer(fields, tmp_path))
     ids = ours(text)["input_ids"]
     assert ours.convert_ids_to_tokens(ids) == tokens
     assert ours.decode(ids, skip_special_tokens=True) == text
     bare = sentencepiece(add_space_prefix=False, add_bos_token=False)
-    plain = tokenizers.wrapped(gguf_tokenizer(bare, tmp_path))
+    plain = plain_tokenizer.wrapped(gguf_tokenizer(bare, tmp_path))
     assert plain.decode(plain(text)["input_ids"]) == text
 
 

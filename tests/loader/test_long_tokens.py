@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chats import chat_tokenizer
-from tokenswift.loader import tokenizer as tokenizers
+from tokenswift.loader import plain_tokenizer
 from tokenswift.loader.gguf_tokenizer import words_of
 from tokenswift.types import InputError
 
@@ -45,8 +45,8 @@ def test_control_tokens_of_a_folder(length: int, tmp_path: Path) -> None:
         {**content["added_tokens"][0], "id": 259, "content": "x" * length}
     )
     file.write_text(json.dumps(content), encoding="utf-8")
-    if length <= tokenizers.LONGEST_TOKEN:
-        tokenizers.read(tmp_path, "llama")
+    if length <= plain_tokenizer.LONGEST_TOKEN:
+        plain_tokenizer.read(tmp_path, "llama")
     else:
         with pytest.raises(InputError, match="has a token of 1,025 characters"):
-            tokenizers.read(tmp_path, "llama")
+            plain_tokenizer.read(tmp_path, "llama")

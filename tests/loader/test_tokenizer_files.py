@@ -10,7 +10,7 @@ import pytest
 
 from tests.chats import chat_tokenizer
 from tests.gguf_files import tokenizer_fields
-from tokenswift.loader import tokenizer as tokenizers
+from tokenswift.loader import plain_tokenizer
 from tokenswift.loader.gguf_tokenizer import gguf_tokenizer, words_of
 from tokenswift.types import InputError
 
@@ -52,7 +52,7 @@ def saved(folder: Path) -> Path:
 
 def test_a_tokenizer_of_a_folder_is_that_of_transformers(tmp_path: Path) -> None:
     real = chat_tokenizer()
-    ours = tokenizers.read(saved(tmp_path), "llama")
+    ours = plain_tokenizer.read(saved(tmp_path), "llama")
     assert ours is not None
     for text in ("Hello, you.", "<s>a</s>", " é 日 <x>", ""):
         for special in (True, False):
@@ -98,11 +98,11 @@ def test_what_may_be_another_tokenizer_is_left_to_transformers(
     change: Change, tmp_path: Path
 ) -> None:
     change(saved(tmp_path))
-    assert tokenizers.read(tmp_path, "llama") is None
+    assert plain_tokenizer.read(tmp_path, "llama") is None
 
 
 def test_a_family_whose_class_may_do_more_is_left_to_transformers(tmp_path: Path) -> None:
-    assert tokenizers.read(saved(tmp_path), "gemma2") is None
+    assert plain_tokenizer.read(saved(tmp_path), "gemma2") is None
 
 
 def fields(changes: Mapping[str, object]) -> dict[str, object]:

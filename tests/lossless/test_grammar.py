@@ -27,7 +27,7 @@ from tokenswift import LLM, Grammar, InputError, RunError, SamplingParams, resum
 from tokenswift.engine.many import run_all
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
-from tokenswift.loader.tokenizer import PlainTokenizer
+from tokenswift.loader.plain_tokenizer import PlainTokenizer
 from tokenswift.sampling.grammars import Grammars
 from tokenswift.sampling.masks import LEFT, Masks, NoMask
 from tokenswift.sampling.rows import allowed_tokens

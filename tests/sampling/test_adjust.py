@@ -153,8 +153,8 @@ def test_breakers_that_were_used_last_are_kept_and_counted() -> None:
 
 def test_many_breakers_of_one_tokenizer_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_rules, "MOST_KEPT_BREAKERS", 500)
-    codec = calling_tokenizer()
+    tokenizer = calling_tokenizer()
     for number in range(50):
         params = SamplingParams(dry_multiplier=1.0, dry_breakers=["e", str(number)])
-        rules_of(params, codec, 500)
-    assert 0 < text_rules.recent_breakers(codec).size <= 500
+        rules_of(params, tokenizer, 500)
+    assert 0 < text_rules.recent_breakers(tokenizer).size <= 500

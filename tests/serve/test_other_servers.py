@@ -171,7 +171,7 @@ def test_options_of_the_template(
     server: Running, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM's field, and OpenAI's effort where the template knows how to do without thoughts."""
-    monkeypatch.setattr(llm.source.codec, "chat_template", TEMPLATE + THINKS)
+    monkeypatch.setattr(llm.source.tokenizer, "chat_template", TEMPLATE + THINKS)
     asked = {"messages": ASKED["messages"], "max_tokens": 8, "seed": 5}
     options: Any = {"template_options": {"enable_thinking": False}}
     quick, slow = (llm.chat(ASKED["messages"], 8, seed=5, **how).text for how in (options, {}))

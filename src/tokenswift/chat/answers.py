@@ -16,33 +16,34 @@ from tokenswift.grammar import CLOSE, OPEN, Grammar
 from tokenswift.loader import chat_template
 from tokenswift.loader.abilities import SHORT
 from tokenswift.loader.call_forms import PLAIN, Family, family_of
+from tokenswift.tokenizer import Tokenizer, backend_of
 from tokenswift.types import Generation, InputError
 
 TAIL = 16  # tokens at a prompt's end, among which the mark of a thought is
 
 
-def template_of(tokenizer: Any) -> str:
+def template_of(tokenizer: object) -> str:
     """The template that a tokenizer has for chats with tools; "" where it has none."""
     template = chat_template.template_of(tokenizer, tools=True)
     return template if isinstance(template, str) else ""
 
 
-def thought_of(tokenizer: Any, prompt: Sequence[int]) -> str:
+def thought_of(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> str:
     """Where the thought of an answer begins: "may" (the answer may begin with one), "begun" (the
     prompt has), "" (there is none).
 
     Args:
         prompt: ids of a chat.
     """
-    if CLOSE not in template_of(tokenizer):
+    if tokenizer is None or CLOSE not in template_of(tokenizer):
         return ""
     end = tokenizer.decode(list(prompt[-TAIL:]), skip_special_tokens=False).rstrip()
     return "begun" if end.endswith(OPEN) else "" if end.endswith(CLOSE) else "may"
 
 
-def special_ids(tokenizer: Any) -> dict[str, int]:
+def special_ids(tokenizer: object) -> dict[str, int]:
     """The special tokens of a tokenizer, with their ids."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend = backend_of(tokenizer)
     added = {} if backend is None else backend.get_added_tokens_decoder()
     return {token.content: key for key, token in added.items() if token.special}
 
@@ -118,7 +119,7 @@ class Calls:
     thought: str = ""
 
     @classmethod
-    def of(cls, tools: Tools | None, tokenizer: Any, thought: str = "") -> Calls:
+    def of(cls, tools: Tools | None, tokenizer: Tokenizer | None, thought: str = "") -> Calls:
         """In the form of a model."""
         return cls(tools, family_of(template_of(tokenizer)), special_ids(tokenizer), thought)
 

@@ -29,6 +29,7 @@ from tokenswift.loader.chat_template import (
 )
 from tokenswift.loader.errors import refused_as
 from tokenswift.loader.fitting import fitted
+from tokenswift.tokenizer import Tokenizer
 from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
@@ -41,7 +42,7 @@ VALID = (
 
 def prompt_ids(
     prompt: Any,
-    tokenizer: Any,
+    tokenizer: Tokenizer | None,
     vocab_size: int,
     name: str = "prompt",
     tools: Tools = None,
@@ -73,7 +74,8 @@ def prompt_ids(
     if (
         token := max(ids)
     ) >= vocab_size:  # a tokenizer may have added tokens that the model has no row for
-        written = shown(str(tokenizer.convert_ids_to_tokens(token)))
+        name_of_token = tokenizer.convert_ids_to_tokens(token) if tokenizer is not None else token
+        written = shown(str(name_of_token))
         raise InputError(
             f"{name} holds {written}, whose token id is {token}; valid: tokens of the model, 0 to "
             f"{vocab_size - 1}"
@@ -82,7 +84,7 @@ def prompt_ids(
 
 
 def several_ids(
-    prompts: Any, tokenizer: Any, vocab_size: int, options: Options = None
+    prompts: Any, tokenizer: Tokenizer | None, vocab_size: int, options: Options = None
 ) -> list[list[int]]:
     """Token ids of each of several prompts; ``options`` as for `prompt_ids`.
 
@@ -97,7 +99,7 @@ def several_ids(
     ]
 
 
-def text_ids(text: str, tokenizer: Any, name: str = "prompt") -> list[int]:
+def text_ids(text: str, tokenizer: Tokenizer | None, name: str = "prompt") -> list[int]:
     """Token ids of a text with the tokenizer's special tokens; where the text itself begins with
     the token of the beginning (``<s>``, say), it gets no second one."""
     if tokenizer is None:
@@ -108,15 +110,18 @@ def text_ids(text: str, tokenizer: Any, name: str = "prompt") -> list[int]:
     begin = getattr(tokenizer, "bos_token", None)
     if begin and text.startswith(begin):
         bare = _encoded(text, tokenizer, name, add_special_tokens=False)
-        if ids[: len(bare) + 1] == [tokenizer.bos_token_id, *bare]:
+        begin_id = getattr(tokenizer, "bos_token_id", None)
+        if ids[: len(bare) + 1] == [begin_id, *bare]:
             return ids[1:]
     return ids
 
 
-def _encoded(text: str, tokenizer: Any, name: str, **options: Any) -> list[int]:
+def _encoded(
+    text: str, tokenizer: Tokenizer, name: str, add_special_tokens: bool = True
+) -> list[int]:
     """Token ids of a text; what a model's tokenizer trips over is bad input."""
     with refused_as(f"the model's tokenizer refuses {name}"):
-        return list(tokenizer(text, **options)["input_ids"])
+        return list(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
 
 def is_chat(prompt: Any) -> bool:
@@ -126,7 +131,7 @@ def is_chat(prompt: Any) -> bool:
 
 def chat_ids(
     messages: Any,
-    tokenizer: Any,
+    tokenizer: Tokenizer | None,
     name: str = "prompt",
     tools: Tools = None,
     options: Options = None,
@@ -139,7 +144,7 @@ def chat_ids(
     """
     template = template_of(tokenizer, tools=True)
     said = checked(messages, name, template if isinstance(template, str) else "")
-    if not has_template(tokenizer):
+    if tokenizer is None or not has_template(tokenizer):
         raise InputError(
             f"{name} is a list of messages, but the model has no chat template; valid: text"
         )
@@ -149,7 +154,9 @@ def chat_ids(
     return encoded(check_text(made, text), tokenizer, encode, sign)
 
 
-def _written(said: Turns, tokenizer: Any, tools: Tools, options: dict[str, Any]) -> tuple[str, str]:
+def _written(
+    said: Turns, tokenizer: Tokenizer, tools: Tools, options: dict[str, Any]
+) -> tuple[str, str]:
     """The text of chat messages by the tokenizer's template, up to where the answer begins; and the
     sign of :func:`set_apart`."""
     wanted = options.pop("continue_final_message", None)

@@ -9,24 +9,17 @@ token does not grow with the length of the text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
 
 import numpy as np
 
 from tokenswift.chat.prompts import Prompt, is_chat
+from tokenswift.tokenizer import Decoder
 from tokenswift.types import InputError, Loop
 
 REPLACEMENT = "\ufffd"  # stands for bytes that are no complete character (yet)
 LONGEST = 4  # bytes of a character at most, and so the tokens that it can be split over
 CONTEXT = 8  # tokens of a prompt that new text is decoded behind, and tokens of a window
 MOST, COPIES, TOKENS = 512, 3, 160  # longest pattern, least copies, least tokens in all copies
-
-
-class Decoder(Protocol):
-    """A tokenizer, as far as it makes a text of tokens."""
-
-    def decode(self, tokens: list[int], /, *, skip_special_tokens: bool = False) -> object:
-        """The text of some ids."""
 
 
 def begins_turn(prompt: Prompt, options: Mapping[str, object] | None) -> bool:
@@ -78,7 +71,7 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Any, stop: Sequence[str] = (), context: Sequence[int] = ()
+        self, tokenizer: Decoder | None, stop: Sequence[str] = (), context: Sequence[int] = ()
     ) -> None:
         if stop and tokenizer is None:
             raise InputError(
@@ -201,6 +194,8 @@ class TextStream:
         self._shown = newest[: max(0, len(newest) - unreleased)]
 
     def _text(self, tokens: list[int]) -> str:
+        if self._tokenizer is None:
+            return ""
         return self._tokenizer.decode(
             tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )

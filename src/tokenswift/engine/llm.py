@@ -32,6 +32,7 @@ from tokenswift.models.target import Target
 from tokenswift.speculation.eagle.config import EagleWeights
 from tokenswift.speculation.heads.modules import Heads
 from tokenswift.speculation.resources import Resources
+from tokenswift.tokenizer import Tokenizer
 from tokenswift.types import Generation, InputError, OnProgress, Step
 
 
@@ -109,7 +110,7 @@ class LLM(AbstractContextManager["LLM"]):
     def from_model(
         cls,
         model: Any,
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         heads: Literal["auto", "none"] | HeadKind | str | Path | Heads | None = "auto",
         rope_scaling: str | None = None,
         backend: Backend | str = "auto",
@@ -165,7 +166,7 @@ class LLM(AbstractContextManager["LLM"]):
     def tokenizer(self) -> Any:
         """The transformers tokenizer; None: there is none."""
         with self.resources.lock:
-            return self.source.tokenizer
+            return self.source.transformers_tokenizer
 
     def close(self) -> None:
         """Let go of packed weights and draft models; the ``LLM`` cannot be used any more. A model
@@ -193,7 +194,7 @@ class LLM(AbstractContextManager["LLM"]):
     @property
     def has_chat_template(self) -> bool:
         """Whether prompts can be chat messages."""
-        return has_template(self.source.codec)
+        return has_template(self.source.tokenizer)
 
     def encode(
         self,
@@ -205,10 +206,10 @@ class LLM(AbstractContextManager["LLM"]):
         tokens, of chat messages by the model's template, up to where the answer begins; ``tools``
         and ``template_options`` are given to it."""
         check_not_prefilled(prompt)
-        codec, size = self.source.codec, self.target.vocab_size
+        tokenizer, size = self.source.tokenizer, self.target.vocab_size
         known = tools_of(tools)
         forms = None if known is None else known.forms
-        return prompt_ids(prompt, codec, size, tools=forms, options=template_options)
+        return prompt_ids(prompt, tokenizer, size, tools=forms, options=template_options)
 
     def default_sampling(self, prompt: Prompt) -> SamplingParams:
         """The sampling of a prompt for which none is given: the paper's for text and token ids,
@@ -324,10 +325,10 @@ class LLM(AbstractContextManager["LLM"]):
         if not is_chat(messages):
             valid = "[{'role': 'user', 'content': 'Hello'}]"
             raise InputError(f"messages is not a list of messages; valid: {valid}")
-        template, codec = options.get("template_options"), self.source.codec
+        template, tokenizer = options.get("template_options"), self.source.tokenizer
         forms = None if tools is None else tools.forms
-        ids = prompt_ids(messages, codec, self.target.vocab_size, name, forms, template)
-        calls = Calls.of(tools, codec, thought_of(codec, ids))
+        ids = prompt_ids(messages, tokenizer, self.target.vocab_size, name, forms, template)
+        calls = Calls.of(tools, tokenizer, thought_of(tokenizer, ids))
         made = self.request(messages, ids, *how, **options)
         asked = chat_digest(messages, tools, template)
         return replace(made, sampling=calls.bound(made.sampling), asked=asked), calls
@@ -393,7 +394,7 @@ class LLM(AbstractContextManager["LLM"]):
         for i, prompt in enumerate(prompts if isinstance(prompts, list | tuple) else ()):
             check_not_prefilled(prompt, f"prompts[{i}]")
         ids = several_ids(
-            prompts, self.source.codec, self.target.vocab_size, options.get("template_options")
+            prompts, self.source.tokenizer, self.target.vocab_size, options.get("template_options")
         )
         pairs = zip(prompts, ids, strict=True)
         requests = [self.request(prompt, own, *args, **options) for prompt, own in pairs]

@@ -78,10 +78,10 @@ class Sequence(SequenceState):
         self._stops = tuple(ids for ids in request.stop if not isinstance(ids, str))
         texts = tuple(text for text in request.stop if isinstance(text, str))
         self.new_turn = request.new_turn or begins_turn(request.prompt, request.template_options)
-        self.detokenizer = TextStream(source.codec, texts, self._context())
+        self.detokenizer = TextStream(source.tokenizer, texts, self._context())
         self.guard = LoopGuard()
         ends = {*eos, *(ids[0] for ids in self._stops if len(ids) == 1)}
-        rules = rules_of(request.sampling, source.codec, target.vocab_size, len(prompt), ends)
+        rules = rules_of(request.sampling, source.tokenizer, target.vocab_size, len(prompt), ends)
         sampler = target.sampler(request.sampling, rules)
         if request.sampling.grammar is not None:
             sampler.masks = resources.grammars.masks(request.sampling.grammar, len(prompt))
@@ -186,7 +186,7 @@ class Sequence(SequenceState):
 
     def _context(self) -> list[int]:
         """The tokens of the prompt that the text is decoded behind."""
-        return [] if self.new_turn else context_of(self.llm.source.codec, self.prompt)
+        return [] if self.new_turn else context_of(self.llm.source.tokenizer, self.prompt)
 
     def _push(self, token: int) -> str:
         """Add a token; returns the text that it completes, and sets the finish reason if it ends
@@ -281,7 +281,9 @@ class Sequence(SequenceState):
         """Take all new tokens of a journal, as if they came now."""
         self.new_tokens = []
         self._written = []
-        self.detokenizer = TextStream(self.llm.source.codec, self.detokenizer.stop, self._context())
+        self.detokenizer = TextStream(
+            self.llm.source.tokenizer, self.detokenizer.stop, self._context()
+        )
         self.guard = LoopGuard()
         for token in tokens:  # what ends it now may not have ended it then
             self.finish_reason = None

@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from tokenswift.loader import control_tokens
+from tokenswift.tokenizer import Tokenizer, backend_of
 from tokenswift.types import InputError
 
 PRIVATE = [
@@ -29,7 +30,7 @@ def _secret() -> str:
 SECRET = _secret()  # stands before names of control tokens
 
 
-def set_apart(given: Any, tokenizer: Any) -> tuple[Any, str]:
+def set_apart(given: Any, tokenizer: Tokenizer) -> tuple[Any, str]:
     """What a template is given, as JSON has it, with a sign before each control token, and that
     sign.
 
@@ -52,7 +53,9 @@ def set_apart(given: Any, tokenizer: Any) -> tuple[Any, str]:
         raise InputError("messages are nested too deeply; valid: texts, numbers, lists") from error
 
 
-def encoded(text: str, tokenizer: Any, encode: Callable[..., list[int]], sign: str) -> list[int]:
+def encoded(
+    text: str, tokenizer: Tokenizer, encode: Callable[..., list[int]], sign: str
+) -> list[int]:
     """Token ids of what a template made of what :func:`set_apart` returned.
 
     Args:
@@ -65,7 +68,7 @@ def encoded(text: str, tokenizer: Any, encode: Callable[..., list[int]], sign: s
         escaped, sign, text
     )  # where a template writes JSON in ASCII, or JSON of such JSON
     controls = controls_of(tokenizer)
-    if getattr(tokenizer, "backend_tokenizer", None) is not None:
+    if backend_of(tokenizer) is not None:
         apart = partial(_apart, tokenizer, sign)
         encode = control_tokens.without_forgeries(
             encode, controls, control_tokens.unknown_id(tokenizer, controls), apart
@@ -79,10 +82,10 @@ def encoded(text: str, tokenizer: Any, encode: Callable[..., list[int]], sign: s
     return _apart(tokenizer, sign, text)
 
 
-def _apart(tokenizer: control_tokens.Named, sign: str, text: str) -> list[int]:
+def _apart(tokenizer: Tokenizer, sign: str, text: str) -> list[int]:
     """Token ids of a text in which the names of control tokens alone are such, and those behind a
     sign text."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend = backend_of(tokenizer)
     if backend is not None:
         made, named = _renamed(backend)
         controls = controls_of(tokenizer)
@@ -118,9 +121,9 @@ def _renamed(backend: Any) -> tuple[Any, dict[Any, int]]:
     return made, {made.token_to_id(SECRET + token.content): at for at, token in known.items()}
 
 
-def controls_of(tokenizer: Any) -> dict[str, int]:
+def controls_of(tokenizer: object) -> dict[str, int]:
     """The control tokens of a tokenizer, with their ids."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend = backend_of(tokenizer)
     plain = getattr(tokenizer, "added_tokens_decoder", {})
     added = plain if backend is None else backend.get_added_tokens_decoder()
     return {token.content: at for at, token in added.items() if _is_control(token)}

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from tokenswift.checks import shown
 from tokenswift.loader.abilities import Abilities, LimitReached, Turns
 from tokenswift.sandbox import templates
+from tokenswift.tokenizer import Tokenizer
 from tokenswift.types import InputError, RunError
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
@@ -32,7 +33,7 @@ SECONDS, MEMORY = 2, 2**28  # processor time of a template, and bytes of address
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
-def template_of(tokenizer: Any, tools: bool = False) -> Any:
+def template_of(tokenizer: object, tools: bool = False) -> Any:
     """The chat template of a tokenizer, of several the one for chats (with tools); None without."""
     found = getattr(tokenizer, "chat_template", None)
     if isinstance(found, dict):
@@ -40,7 +41,7 @@ def template_of(tokenizer: Any, tools: bool = False) -> Any:
     return found
 
 
-def has_template(tokenizer: Any) -> bool:
+def has_template(tokenizer: object) -> bool:
     """Whether a tokenizer has a chat template."""
     return bool(template_of(tokenizer))
 
@@ -65,7 +66,7 @@ def check_template_options(options: Options) -> dict[str, Any]:
     return dict(options or {})
 
 
-def template_text(tokenizer: Any, tools: bool = False) -> str:
+def template_text(tokenizer: object, tools: bool = False) -> str:
     """The chat template of a tokenizer.
 
     Args:
@@ -79,7 +80,7 @@ def template_text(tokenizer: Any, tools: bool = False) -> str:
     return template
 
 
-def abilities_of(template: str, tokenizer: Any) -> Abilities:
+def abilities_of(template: str, tokenizer: Tokenizer) -> Abilities:
     """What a template can write with the special tokens of a tokenizer."""
     return _abilities(template, json.dumps(tokenizer.special_tokens_map, default=str))
 

@@ -8,32 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Protocol
+
+from tokenswift.tokenizer import Tokenizer, backend_of
 
 Encode = Callable[[str], list[int]]
 
 
-class Backend(Protocol):
-    """A tokenizer of the library ``tokenizers``."""
-
-    model: object
-
-
-class Named(Protocol):
-    """A tokenizer that has names for its special tokens (``unk_token``, …)."""
-
-    special_tokens_map: Mapping[str, object]
-    backend_tokenizer: Backend
-
-
-def unknown_id(tokenizer: Named, controls: Mapping[str, int]) -> int | None:
+def unknown_id(tokenizer: Tokenizer, controls: Mapping[str, int]) -> int | None:
     """The token for what a vocabulary lacks, which any text may become; None: there is none.
 
     Args:
         controls: the control tokens' names and ids.
     """
-    named = tokenizer.special_tokens_map.get("unk_token")
-    name = named or getattr(tokenizer.backend_tokenizer.model, "unk_token", None)
+    backend = backend_of(tokenizer)
+    model = None if backend is None else backend.model
+    name = tokenizer.special_tokens_map.get("unk_token") or getattr(model, "unk_token", None)
     return controls.get(str(name))
 
 

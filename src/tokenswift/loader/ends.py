@@ -7,22 +7,23 @@ from typing import Any
 from tokenswift.loader.abilities import Turns
 from tokenswift.loader.apart import controls_of
 from tokenswift.loader.chat_template import PROBE, abilities_of, has_template, template_text
+from tokenswift.tokenizer import Tokenizer, backend_of
 from tokenswift.types import InputError, RunError
 
 
-def unnamed_rows(tokenizer: Any, rows: int) -> list[int]:
+def unnamed_rows(tokenizer: object, rows: int) -> list[int]:
     """Rows of an embedding that no token of a tokenizer names, in order."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend = backend_of(tokenizer)
     if backend is not None:  # a whole vocabulary takes longer
         return [row for row in range(rows) if backend.id_to_token(row) is None]
     vocabulary = getattr(tokenizer, "get_vocab", dict)()
     return sorted(set(range(rows)).difference(vocabulary.values())) if vocabulary else []
 
 
-def turn_ends(tokenizer: Any) -> set[int]:
+def turn_ends(tokenizer: Tokenizer | None) -> set[int]:
     """The control token that the chat template puts behind an assistant's message, whatever the
     files say."""
-    if not has_template(tokenizer):
+    if tokenizer is None or not has_template(tokenizer):
         return set()
     messages: Turns = [
         {"role": "user", "content": "Hello"},
@@ -38,7 +39,7 @@ def turn_ends(tokenizer: Any) -> set[int]:
     return {controls_of(tokenizer)[max(found, key=len)]} if found else set()
 
 
-def end_tokens(model: Any, tokenizer: Any) -> set[int]:
+def end_tokens(model: Any, tokenizer: object) -> set[int]:
     """End-of-text ids: those of a model's generation config, of its config and of the tokenizer."""
     return end_ids(getattr(model, "generation_config", None), model.config, tokenizer)
 

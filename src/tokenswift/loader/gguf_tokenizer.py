@@ -19,8 +19,8 @@ import msgspec
 from tokenswift.checks import counted
 from tokenswift.loader.cuts import RULES, SAME, Rule, rule_of
 from tokenswift.loader.errors import refused_as
+from tokenswift.loader.plain_tokenizer import PlainTokenizer, check_lengths
 from tokenswift.loader.schema import converted, refusal
-from tokenswift.loader.tokenizer import PlainTokenizer, check_lengths
 from tokenswift.types import InputError
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what sentencepiece writes for a space

@@ -30,6 +30,7 @@ from tokenswift.loader.config import activation_of
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.find import MERGED
 from tokenswift.loader.layout import EMBEDDING, layout_of
+from tokenswift.tokenizer import Tokenizer, backend_of
 from tokenswift.types import InputError
 from tokenswift.version import __version__
 
@@ -104,11 +105,11 @@ def config_digest(config: Any) -> str:
     return digest_of(said, 32, default=str)
 
 
-def tokenizer_digest(tokenizer: Any) -> str | None:
+def tokenizer_digest(tokenizer: Tokenizer | None) -> str | None:
     """A digest of what a tokenizer does; None without one."""
     if tokenizer is None:
         return None
-    fast = getattr(tokenizer, "backend_tokenizer", None)
+    fast = backend_of(tokenizer)
     return digest_of(tokenizer.get_vocab() if fast is None else fast.to_str(), 32)
 
 

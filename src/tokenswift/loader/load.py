@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from logging import CRITICAL
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -35,10 +35,13 @@ from tokenswift.loader.gguf_names import OUTER
 from tokenswift.loader.gguf_tokenizer import gguf_tokenizer
 from tokenswift.loader.layout import EMBEDDING
 from tokenswift.loader.opened import Opened, open_gguf
-from tokenswift.loader.tokenizer import wrapped
+from tokenswift.loader.plain_tokenizer import wrapped
 from tokenswift.loader.weights import INDEX, open_weights, unstored, weight_files
 from tokenswift.memory import memory_of
 from tokenswift.types import InputError, RunError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _one_at_a_time = threading.RLock()
 #: numbers of a model that a byte of its files may hold: those of one bit
@@ -59,7 +62,7 @@ class Loaded(NamedTuple):
     """
 
     model: Any
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     name: str
 
 
@@ -138,7 +141,7 @@ def load_located(name: str, source: Path, how: LoadConfig, place: str) -> Loaded
         return Loaded(_model(name, source, config, how, place), tokenizer, name)
 
 
-def load_tokenizer(name: str, source: Path) -> Any:
+def load_tokenizer(name: str, source: Path) -> PreTrainedTokenizerBase:
     """transformers' tokenizer of what `find.locate` has found.
 
     Raises:

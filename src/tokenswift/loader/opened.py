@@ -22,8 +22,8 @@ from tokenswift.loader.gguf_config import config_of, own_dtype
 from tokenswift.loader.gguf_tokenizer import gguf_tokenizer
 from tokenswift.loader.layout import layout_of
 from tokenswift.loader.parts import part_paths
+from tokenswift.loader.plain_tokenizer import read
 from tokenswift.loader.rope import Rotary, rotary_of_config
-from tokenswift.loader.tokenizer import read
 from tokenswift.loader.weights import Weights, weights_in
 from tokenswift.types import InputError
 

@@ -43,6 +43,7 @@ from tokenswift.loader.load import (
 from tokenswift.loader.opened import Opened, open_files
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import Target, backend_for, check_model, make_target
+from tokenswift.tokenizer import Tokenizer
 from tokenswift.types import InputError, OnProgress
 
 logger = logging.getLogger("tokenswift")
@@ -59,17 +60,20 @@ class Source:
 
     Attributes:
         name: the model's name as given.
-        model, tokenizer: transformers' objects.
-        codec: the tokenizer in use.
+        model: transformers' model.
+        tokenizer: the tokenizer in use, or None.
+        transformers_tokenizer: the same one as transformers has it.
         host: the properties that draft heads must fit.
         named: sampling settings in the model's own generation config.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, scaling: RopeScaling | None, backend: Backend
+        self, model: Any, tokenizer: Tokenizer | None, scaling: RopeScaling | None, backend: Backend
     ) -> None:
         check_model(model)
-        self.model, self.tokenizer, self.codec = model, tokenizer, tokenizer
+        self.model = model
+        self.tokenizer = tokenizer
+        self.transformers_tokenizer = tokenizer
         self.name: str = getattr(model, "name_or_path", "")
         self.host: HeadsHost = host_of(model)
         self.scaling, self.backend = scaling, backend
@@ -80,7 +84,7 @@ class Source:
         """The properties of the model that decide the tokens."""
         return {
             **self._identity(),
-            "tokenizer": tokenizer_digest(self.codec),
+            "tokenizer": tokenizer_digest(self.tokenizer),
             "rope": str(self.scaling or "none"),
         }
 
@@ -94,7 +98,7 @@ class Source:
 
     def unnamed_rows(self) -> list[int]:
         """Rows of the LM head that no token names."""
-        return unnamed_rows(self.codec, self._ends()[1])
+        return unnamed_rows(self.tokenizer, self._ends()[1])
 
     def _ends(self) -> tuple[set[int], int]:
         """The model's end-of-text ids, and its vocabulary size."""
@@ -102,7 +106,7 @@ class Source:
 
     @cached_property
     def _turn_ends(self) -> set[int]:
-        return turn_ends(self.codec)
+        return turn_ends(self.tokenizer)
 
     @cached_property
     def answers(self) -> SamplingParams:
@@ -152,16 +156,16 @@ class FromFiles(Source):
             logger.warning(line, files.name, how.weights)
 
     @cached_property
-    def codec(self) -> Any:  # type: ignore[override]
+    def tokenizer(self) -> Tokenizer | None:  # type: ignore[override]
         """See :class:`Source`.
 
         Raises:
             InputError: the tokenizer cannot be made.
         """
-        return self._files.tokenizer() or self.tokenizer
+        return self._files.tokenizer() or self.transformers_tokenizer
 
     @cached_property
-    def tokenizer(self) -> Any:
+    def transformers_tokenizer(self) -> Tokenizer | None:
         """transformers' own tokenizer, loaded now.
 
         Raises:
@@ -206,7 +210,9 @@ class FromFiles(Source):
         return identity
 
     def _ends(self) -> tuple[set[int], int]:
-        return set(self._files.ends) | end_ids(self.codec), self._files.weights.layout.vocab_size
+        return set(self._files.ends) | end_ids(
+            self.tokenizer
+        ), self._files.weights.layout.vocab_size
 
 
 def open_model(
@@ -243,7 +249,7 @@ def open_model(
     return Source(loaded.model, loaded.tokenizer, how.scaling, backend)
 
 
-def wrap_model(model: Any, tokenizer: Any, how: LoadConfig) -> Source:
+def wrap_model(model: Any, tokenizer: Tokenizer | None, how: LoadConfig) -> Source:
     """Wrap a loaded transformers model, which stays as it is.
 
     Raises:

@@ -27,6 +27,7 @@ from tokenswift.loader.errors import refused_as
 from tokenswift.loader.load import load
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget, fits
+from tokenswift.tokenizer import Tokenizer
 from tokenswift.types import InputError, OnProgress
 
 if TYPE_CHECKING:  # it imports transformers' modelling code, which takes seconds
@@ -205,7 +206,7 @@ class DraftModels:
         is_default: whether it is the default model, for which a draft model is shipped.
     """
 
-    def __init__(self, target: Target, tokenizer: Any, is_default: bool) -> None:
+    def __init__(self, target: Target, tokenizer: Tokenizer | None, is_default: bool) -> None:
         self._target, self._tokenizer, self._is_default = target, tokenizer, is_default
         # with a given model, so that its id stays its own
         self._made: dict[str | int, tuple[Target, Any]] = {}

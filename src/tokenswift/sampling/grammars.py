@@ -13,13 +13,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from threading import Lock
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from tokenswift.grammar import CLOSE, OPEN, SPACING, TITLES, Grammar
 from tokenswift.json_schema import Digits, closed, compilable, multiples
 from tokenswift.lark import lark_of_numbers, lark_parts, lark_with
 from tokenswift.sampling.masks import Compiled, Masks, one_line
 from tokenswift.sandbox import Process
+from tokenswift.tokenizer import backend_of
 from tokenswift.types import InputError
 
 if TYPE_CHECKING:
@@ -211,12 +212,6 @@ class Vocabulary:
             encode = self._plain.greedy_tokenize if is_name else self._plain.tokenize_str
             tokens += encode(part)
         return tokens
-
-
-def backend_of(tokenizer: object) -> Tokenizer | None:
-    """The tokenizer of the library ``tokenizers`` within one of transformers; None: there is
-    none."""
-    return cast("Tokenizer | None", getattr(tokenizer, "backend_tokenizer", None))
 
 
 def special_tokens(backend: Tokenizer | None) -> list[str]:

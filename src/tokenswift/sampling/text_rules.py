@@ -4,10 +4,9 @@ breakers, and forbidden words (see `sampling.penalties`)."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,27 +14,10 @@ from numpy.typing import NDArray
 
 from tokenswift.checks import check_tokens, shown
 from tokenswift.config.sampling import SamplingParams, Texts
+from tokenswift.tokenizer import Tokenizer
 from tokenswift.types import InputError
 
 MOST_KEPT_BREAKERS = 1 << 19  # token ids of DRY's breakers that are kept, about 2 MB
-
-
-class WordTokenizer(Protocol):
-    """A tokenizer, as far as words become tokens and tokens text."""
-
-    def __call__(self, text: str, /, *, add_special_tokens: bool) -> Mapping[str, Sequence[int]]:
-        """The ids of a text, as ``input_ids``."""
-        ...
-
-    def get_vocab(self) -> Mapping[str, int]:
-        """The id of each token."""
-        ...
-
-    def decode(
-        self, tokens: list[int], /, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
-    ) -> str:
-        """The text of some ids."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +92,7 @@ def recent_breakers(tokenizer: object) -> RecentBreakers:
 
 def rules_of(
     params: SamplingParams,
-    tokenizer: WordTokenizer | None,
+    tokenizer: Tokenizer | None,
     vocab_size: int,
     start: int = 0,
     ends: Collection[int] = (),
@@ -152,7 +134,7 @@ def _check_ids(option: str, tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def _forbidden_words(
-    words: Texts, tokenizer: WordTokenizer | None, vocab_size: int
+    words: Texts, tokenizer: Tokenizer | None, vocab_size: int
 ) -> Iterable[tuple[int, ...]]:
     """Each word as token ids: at the beginning of a text, and after a space."""
     for word in words:
@@ -172,9 +154,7 @@ def _forbidden_words(
                 yield ids
 
 
-def _containing(
-    breakers: Texts, tokenizer: WordTokenizer | None, vocab_size: int
-) -> tuple[int, ...]:
+def _containing(breakers: Texts, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:
     """Tokens that are breakers by their id, or because their text contains one."""
     ids = {text[0] for text in breakers if not isinstance(text, str) and len(text) == 1}
     _check_ids("dry_breakers", sorted(ids), vocab_size)
@@ -189,9 +169,7 @@ def _containing(
     return tuple(sorted({*tokens, *ids}))
 
 
-def _tokens_with(
-    texts: tuple[str, ...], tokenizer: WordTokenizer, vocab_size: int
-) -> Iterable[int]:
+def _tokens_with(texts: tuple[str, ...], tokenizer: Tokenizer, vocab_size: int) -> Iterable[int]:
     """The tokens whose text contains one of some texts, ascending."""
     for token in sorted(set(tokenizer.get_vocab().values())):
         if token >= vocab_size:

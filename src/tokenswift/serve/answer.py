@@ -15,6 +15,7 @@ from tokenswift.runs.folder import has_run, load_whole
 from tokenswift.runs.regular_files import write_whole
 from tokenswift.serve.base import Body
 from tokenswift.serve.schemas import Responses
+from tokenswift.tokenizer import Tokenizer
 from tokenswift.types import RunError, Step
 
 RECORD, RUN = "answer.json", "0"
@@ -55,7 +56,7 @@ class Answer:
     Args:
         record: what makes it again, and where it stands.
         body: of the request.
-        codec: the tokenizer, by which its text is read.
+        tokenizer: the tokenizer, by which its text is read.
         root: the folder of all answers; None: nothing is kept.
 
     Attributes:
@@ -70,8 +71,10 @@ class Answer:
         reason: why it ended, "" before.
     """
 
-    def __init__(self, record: Record, body: Body, codec: Any, root: Path | None) -> None:
-        self.record, self.body, self._codec = record, body, codec
+    def __init__(
+        self, record: Record, body: Body, tokenizer: Tokenizer | None, root: Path | None
+    ) -> None:
+        self.record, self.body, self._tokenizer = record, body, tokenizer
         self.id, self.background = record.id, bool(body.given("background"))
         kept = root is not None and isinstance(body, Responses) and body.store is not False
         self.folder = root / record.id if root and kept else None
@@ -89,7 +92,7 @@ class Answer:
 
     def read_calls(self) -> Calls:
         """`calls` anew; takes a while where there are many tools, so in a thread."""
-        self._calls = Calls.of(self.body.tools_asked(), self._codec, self.record.thought)
+        self._calls = Calls.of(self.body.tools_asked(), self._tokenizer, self.record.thought)
         return self._calls
 
     def recall(self) -> None:

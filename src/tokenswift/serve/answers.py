@@ -66,7 +66,7 @@ class Answers:
         self.llm, self.scheduler, self.settings = llm, scheduler, settings
         self.known: OrderedDict[str, Answer] = OrderedDict()
         self.closing = False
-        self._codec, self._root = llm.source.codec, settings.folder
+        self._tokenizer, self._root = llm.source.tokenizer, settings.folder
         self._tasks: set[asyncio.Task[None]] = set()
         self._bound = asyncio.Semaphore(BOUND)
 
@@ -107,7 +107,7 @@ class Answers:
                 to_resume and not (record.state == "open" and body.background)
             ):
                 return None
-            answer = Answer(record, body, self._codec, self._root)
+            answer = Answer(record, body, self._tokenizer, self._root)
             answer.recall()
             answer.read_calls()
         except FileNotFoundError:
@@ -154,7 +154,7 @@ class Answers:
         name, seed = body.begins + secrets.token_hex(16), secrets.randbits(31)
         record = Record(name, time.time(), values, seed, client=owner_of(client))
         record.before = await self._before(body, record.client)
-        answer = Answer(record, body, self._codec, self._root)
+        answer = Answer(record, body, self._tokenizer, self._root)
         try:
             async with (
                 self._bound if body.is_bound else nullcontext()
@@ -200,7 +200,7 @@ class Answers:
             self.settings.check_strategy(body.own.get("strategy"))
         request = body.request(self.llm, self.settings, record.seed, record.before)
         prompt: Any = request.prompt
-        record.thought = thought_of(self._codec, prompt) if body.kind != "completion" else ""
+        record.thought = thought_of(self._tokenizer, prompt) if body.kind != "completion" else ""
         answer.read_calls()
         if self.closing or self.scheduler.is_closed:
             text = "the server is shutting down, or can no longer generate (its log says why)"

@@ -73,8 +73,8 @@ class Resources:
         else:
             self.eagle = None if eagle is None or eagle == "none" else eagle_of(eagle, self.target)
         default = is_default(source.host)
-        self.draft_models = DraftModels(self.target, source.codec, is_default=default)
-        self.grammars = Grammars(source.codec, self.target.vocab_size, source.end_tokens)
+        self.draft_models = DraftModels(self.target, source.tokenizer, is_default=default)
+        self.grammars = Grammars(source.tokenizer, self.target.vocab_size, source.end_tokens)
 
     def identity(self) -> dict[str, Any]:
         """The properties of the model that decide the tokens: dtype, config, weights, positions,

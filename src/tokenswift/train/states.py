@@ -36,6 +36,7 @@ from tokenswift.engine.ticket import Ticket
 from tokenswift.files import line_of, replacing
 from tokenswift.loader.identity import digest_of, file_digest
 from tokenswift.speculation.eagle.features import Features
+from tokenswift.tokenizer import Tokenizer
 from tokenswift.train.options import DataOptions, Job
 from tokenswift.train.work import BadData, claim
 from tokenswift.types import InputError, OnProgress, RunError
@@ -100,7 +101,7 @@ def questions(seed: int) -> Iterator[tuple[str, float]]:
     yield from chain.from_iterable(zip(*map(endless, kinds.values()), strict=True))
 
 
-def blocks(source: str, tokenizer: Any, limit: int, length: int) -> Iterator[list[int]]:
+def blocks(source: str, tokenizer: Tokenizer, limit: int, length: int) -> Iterator[list[int]]:
     """Blocks of at most ``length`` tokens, none across two documents, about ``limit`` tokens in
     all.
 
