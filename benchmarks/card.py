@@ -32,8 +32,8 @@ from torch import Tensor
 
 from benchmarks.common import fill, median, pass_times
 from tokenswift.kernels.cuda.backend import CudaBackend
-from tokenswift.kernels.cuda.plan import SIZES
-from tokenswift.kernels.cuda.products import cublas, padded, settle, sizes_that_keep
+from tokenswift.kernels.cuda.plan import ROW_COUNTS
+from tokenswift.kernels.cuda.products import counts_that_keep_bits, cublas, padded, set_blas_flags
 from tokenswift.kv.passes import Segment
 from tokenswift.loader.layout import HEAD, Layout
 from tokenswift.loader.rope import Rotary
@@ -147,11 +147,11 @@ def versions(rows: Rows, device: torch.device) -> None:
             found["properties"] = str(torch.cuda.get_device_properties(device))
     if device.type == "cpu":
         return
-    from tokenswift.kernels.cuda.check import started
+    from tokenswift.kernels.cuda.check import open_backend
 
     with rows.one(what="check at loading") as found:
         begun = time.monotonic()
-        made = started(device)
+        made = open_backend(device)
         found["seconds"] = round(time.monotonic() - begun, 1)
         found["found"] = made if isinstance(made, str) else "works"
         if isinstance(made, CudaBackend):
@@ -185,8 +185,8 @@ def products(rows: Rows, device: torch.device, args: argparse.Namespace) -> None
                 torch.empty(outputs, columns, device=device, dtype=dtype).normal_()
                 for _ in range(copies)
             ]
-            found["keeps_bits_at"] = sizes_that_keep(library, weights[0])
-            for count in SIZES:
+            found["keeps_bits_at"] = counts_that_keep_bits(library, weights[0])
+            for count in ROW_COUNTS:
                 states = torch.randn(count, columns, device=device).to(dtype)
                 taken = microseconds(
                     [partial(library, states, weight) for weight in weights], device
@@ -285,7 +285,7 @@ def main() -> int:
         return NO_CARD
     rows, device = Rows(args.results, args.seconds), torch.device(args.device)
     if device.type == "cuda":
-        settle()
+        set_blas_flags()
     with torch.inference_mode():
         versions(rows, device)
         speed = copying(rows, device)

@@ -33,8 +33,8 @@ def test_token_equality_on_cuda(family: str, kind: str) -> None:
     for params in (SamplingParams(greedy=True, penalty_window=20), PAPER, NUCLEUS):
         plain = llm.generate(prompt, 70, "autoregressive", sampling=params, ignore_eos=True)
         for options in OPTIONS:
-            got = llm.generate(prompt, 70, "tokenswift", options, params, ignore_eos=True)
-            assert got.token_ids == plain.token_ids, (params, options)
+            drafted = llm.generate(prompt, 70, "tokenswift", options, params, ignore_eos=True)
+            assert drafted.token_ids == plain.token_ids, (params, options)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -44,8 +44,8 @@ def test_every_strategy_on_cuda(family: str) -> None:
     for params in (SamplingParams(greedy=True, penalty_window=20), PAPER):
         plain = llm.generate(PROMPT, 70, "autoregressive", sampling=params, ignore_eos=True)
         for strategy, options in runs(draft):
-            got = llm.generate(PROMPT, 70, strategy, options, params, ignore_eos=True)
-            assert got.token_ids == plain.token_ids, (strategy, params, options)
+            drafted = llm.generate(PROMPT, 70, strategy, options, params, ignore_eos=True)
+            assert drafted.token_ids == plain.token_ids, (strategy, params, options)
 
 
 def test_the_same_tokens_as_on_the_cpu() -> None:
@@ -65,9 +65,9 @@ def test_a_run_goes_on_with_the_bits_that_it_was_written_with(tmp_path: Path) ->
     llm = LLM.from_model(tiny_model("llama").to("cuda", torch.bfloat16), heads="none")
     prompt = torch.randint(2, VOCAB, (200,), generator=torch.Generator().manual_seed(6)).tolist()
     params = SamplingParams(seed=3, temperature=1.5)
-    whole = llm.generate(prompt, 150, sampling=params, ignore_eos=True)
+    full = llm.generate(prompt, 150, sampling=params, ignore_eos=True)
     llm.generate(prompt, 70, sampling=params, ignore_eos=True, run_dir=tmp_path / "run")
-    assert resume(tmp_path / "run", max_new_tokens=150, llm=llm).token_ids == whole.token_ids
+    assert resume(tmp_path / "run", max_new_tokens=150, llm=llm).token_ids == full.token_ids
 
 
 @pytest.mark.model
@@ -77,5 +77,5 @@ def test_default_model_on_cuda(embedded: str) -> None:
         plain = llm.generate(
             "The lamp at the end", 200, "autoregressive", sampling=params, ignore_eos=True
         )
-        got = llm.generate("The lamp at the end", 200, sampling=params, ignore_eos=True)
-        assert got.token_ids == plain.token_ids
+        drafted = llm.generate("The lamp at the end", 200, sampling=params, ignore_eos=True)
+        assert drafted.token_ids == plain.token_ids

@@ -3,22 +3,28 @@ benchmarks/gpu.sh)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.kernels.cuda.cases import batch_of, random, segment, shape_of, tree  # noqa: E402
+from tests.kernels.cuda.cases import (  # noqa: E402
+    batch_of,
+    by_torch,
+    random,
+    segment,
+    shape_of,
+    tree,
+)
 from tests.tiny import FAMILIES, tiny_model  # noqa: E402
-from tokenswift.kernels.base import Backend  # noqa: E402
 from tokenswift.kernels.cuda.backend import CudaBackend  # noqa: E402
-from tokenswift.kernels.cuda.check import fault, kinds, started, unrecorded  # noqa: E402
+from tokenswift.kernels.cuda.check import fault, kinds, open_backend, unrecorded  # noqa: E402
 from tokenswift.kernels.cuda.launch import Kernels  # noqa: E402
+from tokenswift.kernels.cuda.layers import CudaBody  # noqa: E402
 from tokenswift.kernels.cuda.plan import CHUNK, FAR, NEAR  # noqa: E402
-from tokenswift.kernels.cuda.products import cublas, settle, sizes_that_keep  # noqa: E402
+from tokenswift.kernels.cuda.products import counts_that_keep_bits, cublas, set_blas_flags  # noqa: E402
+from tokenswift.kv.cache import FullCache  # noqa: E402
 from tokenswift.kv.passes import Segment  # noqa: E402
 from tokenswift.loader.rope import rotary_of  # noqa: E402
 from tokenswift.models.decoder import NativeTarget  # noqa: E402
@@ -35,22 +41,24 @@ BORDER = NEAR * CHUNK
 
 
 def test_the_check_at_loading_passes() -> None:
-    found = started(CUDA)
-    assert isinstance(found, CudaBackend), found
-    assert found.equal_bits and found.records
-    found.records = False
-    assert [fault(found, *kind) for kind in kinds()] == [None] * len(kinds())
-    assert unrecorded(found) is None
+    backend = open_backend(CUDA)
+    assert isinstance(backend, CudaBackend), backend
+    assert backend.equal_bits
+    assert backend.records
+    backend.records = False
+    for kind in kinds():
+        assert fault(backend, kind.dtype, kind.width) is None
+    assert unrecorded(backend) is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_products_keep_their_bits(dtype: torch.dtype) -> None:
     """At least at one count of rows; at which is printed."""
-    settle()
+    set_blas_flags()
     for outputs, inner in ((6144, 4096), (4096, 14336), (128_256, 4096), (960, 576), (48, 64)):
-        found = sizes_that_keep(cublas, random(outputs, inner, dtype=dtype).to(CUDA))
-        print(f"{dtype}, {outputs} x {inner}: rows keep their bits at {found}")
-        assert found
+        counts = counts_that_keep_bits(cublas, random(outputs, inner, dtype=dtype).to(CUDA))
+        print(f"{dtype}, {outputs} x {inner}: rows keep their bits at {counts}")
+        assert counts
 
 
 def on_card(text: Segment) -> Segment:
@@ -74,31 +82,26 @@ def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, width: int) ->
         parents = None if reach is None else tree(rows, reach)
         text = segment(before, rows, parents, kv_heads, width, dtype)
         query = random(rows, heads, width, seed=1, dtype=dtype)
-        expected = Backend().attend(
-            query.transpose(0, 1), 0, text.cache, parents, shape.scale, window
-        )
-        on_card(text)
-        found = Kernels(CUDA).attend(
-            batch_of([text], shape, CUDA), query.to(CUDA), 0, shape, window
-        )
-        torch.testing.assert_close(
-            found.cpu().float(), expected.float(), rtol=CLOSE[dtype], atol=CLOSE[dtype]
-        )
+        expected = by_torch(text, query, shape, window).float()
+        batch = batch_of([on_card(text)], shape, CUDA)
+        attended = Kernels(CUDA).attend(batch, query.to(CUDA), 0, shape, window).cpu().float()
+        torch.testing.assert_close(attended, expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("before", [5, 2 * CHUNK - 3, BORDER - 9, 100_000])
 def test_one_row_has_its_bits_among_16_and_64(dtype: torch.dtype, before: int) -> None:
-    heads, kv_heads, width, tail = 32, 8, 128, 64
-    shape = shape_of(heads, kv_heads, width, dtype)
-    whole: Any = on_card(segment(before, tail, None, kv_heads, width, dtype)).cache
-    query = random(tail, heads, width, seed=1, dtype=dtype).to(CUDA)
+    tail = 64
+    shape = shape_of(heads=32, kv_heads=8, width=128, dtype=dtype)
+    cache = on_card(segment(before, tail, None, shape.kv_heads, shape.width, dtype)).cache
+    assert isinstance(cache, FullCache)
+    query = random(tail, shape.heads, shape.width, seed=1, dtype=dtype).to(CUDA)
     kernels = Kernels(CUDA)
 
     def run(first: int, rows: int, parents: list[int] | None = None) -> Tensor:
         numbers = torch.arange(rows)
-        whole._length = before + first
-        batch = batch_of([Segment(numbers, numbers, whole, parents)], shape, CUDA)
+        cache._length = before + first
+        batch = batch_of([Segment(numbers, numbers, cache, parents)], shape, CUDA)
         return kernels.attend(batch, query[first : first + rows].contiguous(), 0, shape, 0)
 
     alone = torch.cat([run(row, 1) for row in range(tail)])
@@ -111,27 +114,36 @@ def test_one_row_has_its_bits_among_16_and_64(dtype: torch.dtype, before: int) -
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_lean_decoder_is_the_models_own_forward(family: str, dtype: torch.dtype) -> None:
     target = make_target(tiny_model(family).to(CUDA, dtype))
-    assert isinstance(target, NativeTarget) and target.backend.name == "cuda" and target.equal_bits
+    assert isinstance(target, NativeTarget)
+    assert target.backend.name == "cuda"
+    assert target.equal_bits
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_a_prompt_that_is_read_is_near_one_that_is_decoded(family: str) -> None:
     """By torch's attention and by the kernels, windows included."""
     target = make_target(tiny_model(family).to(CUDA, torch.bfloat16))
-    tokens, found = torch.arange(200) % 90, []
-    for parents in (None, list(range(-1, 199))):
-        cache = target.new_cache(200)
-        found.append(target.forward(tokens, torch.arange(200), cache, parents).hidden)
-    assert float((found[0] - found[1]).norm() / found[1].norm()) < 3e-2
+    tokens = torch.arange(200) % 90
+    positions = torch.arange(200)
+    chain = list(range(-1, 199))
+    prefilled = target.forward(tokens, positions, target.new_cache(200)).hidden
+    decoded = target.forward(tokens, positions, target.new_cache(200), chain).hidden
+    assert float((prefilled - decoded).norm() / decoded.norm()) < 3e-2
 
 
 def test_a_pass_that_was_recorded_early_serves_144k() -> None:
     """Passes recorded as a text grows: the states of passes that are not recorded, byte by byte,
     one row and a tree, with few graphs."""
-    backend = started(CUDA)
-    assert isinstance(backend, CudaBackend) and backend.records, backend
-    sizes: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
-    model = tiny_model("llama", max_position_embeddings=1 << 18, **sizes).to(CUDA, torch.bfloat16)
+    backend = open_backend(CUDA)
+    assert isinstance(backend, CudaBackend), backend
+    assert backend.records
+    model = tiny_model(
+        "llama",
+        max_position_embeddings=1 << 18,
+        hidden_size=256,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    ).to(CUDA, torch.bfloat16)
     target = NativeTarget(model, backend, rotary_of(model))
     cache = target.new_cache(147_456)
     cache.data.normal_()
@@ -139,12 +151,14 @@ def test_a_pass_that_was_recorded_early_serves_144k() -> None:
     for length in (5, 4000, 4097, 20_000, 140_000, 144_000):
         cache.commit(tuple(range(length - cache.length)))
         for paths, depths in (([-1], [0]), (parents, [0, 1, 1, 2, 3])):
-            at = torch.tensor(depths) + length
-            segments = [Segment(torch.arange(3, 3 + len(at)), at, cache, paths)]
+            positions = torch.tensor(depths) + length
+            tokens = torch.arange(3, 3 + len(positions))
+            segments = [Segment(tokens, positions, cache, paths)]
             recorded = target.forward_all(segments)[0]
             backend.records = False
             eager = target.forward_all(segments)[0]
             backend.records = True
             assert torch.equal(recorded.hidden, eager.hidden)
             assert torch.equal(torch.as_tensor(recorded.queries), torch.as_tensor(eager.queries))
-    assert len(target.body.native._kept) <= 6
+    assert isinstance(target.body, CudaBody)
+    assert target.body.graphs.count <= 6

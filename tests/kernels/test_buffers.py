@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from tokenswift.config.sampling import SamplingParams
+from tokenswift.kernels.attention import AttentionContext
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.batch import check_rows
 from tokenswift.kernels.check import Case
@@ -30,77 +30,102 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
 
-def stored(kernels: CpuBackend, rows: int, columns: int, form: Any = Q8_0) -> Packed:
-    return kernels.pack(Stored(form, form.encode(random(rows, columns))))
+def stored(kernels: CpuBackend, rows: int, columns: int) -> Packed:
+    return kernels.pack(Stored(Q8_0, Q8_0.encode(random(rows, columns))))
 
 
 def cache(dtype: torch.dtype = torch.float32, length: int = 30) -> FullCache:
-    made = FullCache(Entries(1, 2, 8, 40, dtype, CPU))
-    made.data.copy_(random(*made.data.shape))
-    made._length = length
-    return made
+    full = FullCache(Entries(1, 2, 8, 40, dtype, CPU))
+    full.data.copy_(random(*full.data.shape))
+    full._length = length
+    return full
+
+
+def attend(
+    kernels: Backend,
+    rows: int,
+    parents: Sequence[int] | None = None,
+    heads: int = 4,
+    width: int = 8,
+    over: FullCache | None = None,
+    window: int = 0,
+) -> torch.Tensor:
+    """Attention of random queries over a cache."""
+    over = cache() if over is None else over
+    context = AttentionContext(layer=0, cache=over, parents=parents, scale=0.3, window=window)
+    return kernels.attend(random(heads, rows, width), context)
 
 
 def everything(kernels: CpuBackend) -> list[torch.Tensor]:
-    """What kernels, the torch path and the choice rule make of the same numbers."""
-    made: list[torch.Tensor] = []
+    """What kernels, the torch path and the choice rule compute from the same numbers."""
+    results: list[torch.Tensor] = []
     states = random(5, 64)
     for weight in (kernels.pack(random(70, 64)), stored(kernels, 70, 64)):
-        made += [
-            kernels.linear(states, weight, random(70)),
-            kernels.take(weight, torch.tensor([69, 0, 3])),
-        ]
+        results.append(kernels.linear(states, weight, random(70)))
+        results.append(kernels.take(weight, torch.tensor([69, 0, 3])))
     for backend in (kernels, Backend()):
-        made.append(backend.norm(states, random(64), 1e-5, torch.bfloat16))
-        for kind in (torch.float32, torch.bfloat16, torch.float16):
-            made.append(backend.attend(random(4, 3, 8), 0, cache(kind), [-1, 0, 0], 0.3, window=9))
+        results.append(backend.norm(states, random(64), 1e-5, torch.bfloat16))
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            results.append(attend(backend, 3, [-1, 0, 0], over=cache(dtype), window=9))
     for form, active in ((None, None), (Q8_0, torch.int8)):
         case = Case(kernels, torch.float32, form, active)
-        made += [case.run(kernels, (0, 5)), *case.tree(kernels, 3)]
+        results.append(case.run(kernels, (0, 5)))
+        results += case.tree(kernels, 3)
     params = SamplingParams(top_k=20, top_p=0.9, min_p=0.01, temperature=0.7, seed=3)
     for ranker in (kernels.ranker(params), None):
         rows = LogitRows(random(2, 90), [5, 6], [[], [7]], [2, 3], [4, 4], True)
         for ranked in Sampler(params, 90, CPU, ranker).candidates(rows):
-            made.append(
-                torch.tensor([ranked.tokens, ranked.values, ranked.probs], dtype=torch.float64)
-            )
-    return made
+            numbers = [ranked.tokens, ranked.values, ranked.probs]
+            results.append(torch.tensor(numbers, dtype=torch.float64))
+    return results
 
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64], ids=str)
 def test_the_default_type_changes_nothing(kernels: CpuBackend, default: torch.dtype) -> None:
     expected = everything(kernels)
-    usual = torch.get_default_dtype()
+    before = torch.get_default_dtype()
     torch.set_default_dtype(default)
     try:
-        found = everything(kernels)
+        results = everything(kernels)
     finally:
-        torch.set_default_dtype(usual)
-    assert all(
-        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, expected, strict=True)
-    )
+        torch.set_default_dtype(before)
+    for result, value in zip(results, expected, strict=True):
+        assert result.dtype == value.dtype
+        assert torch.equal(result, value)
 
 
 # ---- what is refused -----------------------------------------------------------------------------
 
 
-def test_address() -> None:
-    good = torch.zeros(4, 6, dtype=torch.float32)
-    assert address("it", good, torch.float32, 4, 6) == good.data_ptr()
-    line = r"^it is torch.float32 of shape \(4, 6\) on cpu; valid: torch.bfloat16"
+RIGHT = torch.zeros(4, 6, dtype=torch.float32)
+
+
+def test_the_address_of_a_tensor_of_the_right_type_and_shape() -> None:
+    assert address("bias", RIGHT, torch.float32, 4, 6) == RIGHT.data_ptr()
+
+
+def test_a_tensor_of_another_type_is_refused_by_name() -> None:
+    line = r"^bias is torch.float32 of shape \(4, 6\) on cpu; valid: torch.bfloat16"
     with pytest.raises(ValueError, match=line):
-        address("it", good, torch.bfloat16, 4, 6)
-    for wrong in (
-        good[:3],
-        good[:, :5],
-        good.T,
-        good.double(),
-        good.to("meta"),
-        good[None],
-        good[::2],
-    ):
-        with pytest.raises(ValueError, match="^it is torch.*; valid: torch.float32 of shape"):
-            address("it", wrong, torch.float32, 4, 6)
+        address("bias", RIGHT, torch.bfloat16, 4, 6)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        RIGHT[:3],
+        RIGHT[:, :5],
+        RIGHT.T,
+        RIGHT.double(),
+        RIGHT.to("meta"),
+        RIGHT[None],
+        RIGHT[::2],
+    ],
+    ids=["rows", "columns", "transposed", "double", "meta", "dimensions", "strides"],
+)
+def test_a_tensor_that_c_would_misread_is_refused(wrong: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="^bias is torch.*; valid: torch.float32 of shape"):
+        address("bias", wrong, torch.float32, 4, 6)
 
 
 WRONG: dict[str, Callable[[CpuBackend], object]] = {
@@ -113,12 +138,12 @@ WRONG: dict[str, Callable[[CpuBackend], object]] = {
     "no panels": lambda k: k.linear(random(2, 64), Packed(random(40, 64))),
     "weights of float64": lambda k: k.linear(random(2, 64), k.pack(random(40, 64).double())),
     "a norm too short": lambda k: k.norm(random(2, 64), random(63), 1e-5, torch.float32),
-    "heads that do not divide": lambda k: k.attend(random(3, 1, 8), 0, cache(), None, 1.0),
-    "queries of another width": lambda k: k.attend(random(4, 1, 10), 0, cache(), None, 1.0),
-    "rows beyond the cache": lambda k: k.attend(random(4, 11, 8), 0, cache(), None, 1.0),
-    "a parent after its row": lambda k: k.attend(random(4, 2, 8), 0, cache(), [1, -1], 1.0),
-    "a parent below -1": lambda k: k.attend(random(4, 2, 8), 0, cache(), [-2, 0], 1.0),
-    "too few parents": lambda k: k.attend(random(4, 3, 8), 0, cache(), [-1, 0], 1.0),
+    "heads that do not divide": lambda k: attend(k, 1, heads=3),
+    "queries of another width": lambda k: attend(k, 1, width=10),
+    "rows beyond the cache": lambda k: attend(k, 11),
+    "a parent after its row": lambda k: attend(k, 2, [1, -1]),
+    "a parent below -1": lambda k: attend(k, 2, [-2, 0]),
+    "too few parents": lambda k: attend(k, 3, [-1, 0]),
 }
 
 
@@ -128,24 +153,38 @@ def test_wrong_buffers_are_refused(kernels: CpuBackend, name: str) -> None:
         WRONG[name](kernels)
 
 
+@pytest.mark.parametrize(
+    "rows,parents",
+    [
+        (1, [0]),
+        (1, [-2]),
+        (2, [-1, 1]),
+        (2, [-1, 7]),
+        (2, [1, -1]),
+        (2, [-1, -(2**31)]),
+        (2, [2**31 - 1, 0]),
+        (3, None),
+        (0, None),
+    ],
+)
 def test_rows_that_cannot_run_are_refused_in_c(
-    kernels: CpuBackend, monkeypatch: pytest.MonkeyPatch
+    kernels: CpuBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    parents: list[int] | None,
 ) -> None:
     """Python's own check left out."""
     monkeypatch.setattr(structs, "check_rows", lambda *args: None)
     assert check_rows is not structs.check_rows
-    message = re.escape(
-        "the kernels refuse rows; valid: rows that fit, each parent -1 or an earlier row"
-    )
-    wrong = ([0], [-2], [-1, 1], [-1, 7], [1, -1], [-1, -(2**31)], [2**31 - 1, 0])
-    for rows, parents in (*((len(each), each) for each in wrong), (3, None), (0, None)):
-        with pytest.raises(ValueError, match=message):
-            kernels.attend(random(4, rows, 8), 0, cache(length=38), parents, 1.0)
+    line = "the kernels refuse rows; valid: rows that fit, each parent -1 or an earlier row"
+    with pytest.raises(ValueError, match=re.escape(line)):
+        attend(kernels, rows, parents, over=cache(length=38))
 
 
 def test_wrong_layers_are_refused(kernels: CpuBackend) -> None:
     case = Case(kernels, torch.float32)
-    shape, weights = case.shape, case.weights
+    shape = case.shape
+    weights = case.weights
     sizes = {
         "hidden": shape.hidden + 2,
         "inner": shape.inner // 2,
@@ -162,25 +201,21 @@ def test_wrong_layers_are_refused(kernels: CpuBackend) -> None:
                 kernels.body(shape, [weights[0], replace(weights[1], **{name: vector})])
 
 
-def test_wrong_passes_are_refused(kernels: CpuBackend) -> None:
+def test_wrong_passes_are_refused(kernels: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(kernels, torch.float32)
     case.run(kernels, (0, 2))
-    right = case.states, case.cos, case.sin, case.keys.entries.data
-    for name, wrong in (
-        ("states", right[0][:, :-2]),
-        ("states", right[0].double()),
-        ("cos", right[1].bfloat16()),
-        ("sin", right[2].double()),
-        ("keys", right[3].bfloat16()),
-        ("keys", right[3][:, :1].contiguous()),
-        ("keys", right[3].transpose(1, 2).contiguous().transpose(1, 2)),
+    data = case.keys.entries.data
+    for name, owner, attribute, wrong in (
+        ("states", case, "states", case.states[:, :-2]),
+        ("states", case, "states", case.states.double()),
+        ("cos", case, "cos", case.cos.bfloat16()),
+        ("sin", case, "sin", case.sin.double()),
+        ("keys", case.keys.entries, "data", data.bfloat16()),
+        ("keys", case.keys.entries, "data", data[:, :1].contiguous()),
+        ("keys", case.keys.entries, "data", data.transpose(1, 2).contiguous().transpose(1, 2)),
     ):
-        case.states, case.cos, case.sin, case.keys.entries.data = right
-        if name == "keys":
-            case.keys.entries.data = wrong
-        else:
-            setattr(case, name, wrong)
-        with pytest.raises(
-            ValueError, match=f"^{name}.* is torch.*; valid: torch.float32 of shape"
-        ):
-            case.run(kernels, (0, 2))
+        line = f"^{name}.* is torch.*; valid: torch.float32 of shape"
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, wrong)
+            with pytest.raises(ValueError, match=line):
+                case.run(kernels, (0, 2))

@@ -1,19 +1,20 @@
-"""The compiled CPU kernels: against the torch path, and the rule that a row's bits are its own
-affair."""
+"""The compiled CPU kernels: against the torch path, and the rule that a row's bits depend on the
+row's own context alone."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tests.kernels.rows import CHUNK, fuzz
+from tokenswift.kernels.attention import AttentionContext
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.weights import Packed
 from tokenswift.kv.cache import Entries, FullCache
 from tokenswift.loader.default_model import cache_dir
 from tokenswift.loader.rope import cos_sin
@@ -35,11 +36,12 @@ def _cache(kv_heads: int, width: int, before: int, rows: int, dtype: torch.dtype
 
 
 def _tree(rows: int, reach: int = 6) -> list[int]:
-    made = torch.Generator().manual_seed(rows)
-    return [
-        -1,
-        *(int(torch.randint(max(0, i - reach), i, (1,), generator=made)) for i in range(1, rows)),
-    ]
+    generator = torch.Generator().manual_seed(rows)
+    parents = [-1]
+    for row in range(1, rows):
+        parent = torch.randint(max(0, row - reach), row, (1,), generator=generator)
+        parents.append(int(parent))
+    return parents
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -47,23 +49,27 @@ def _tree(rows: int, reach: int = 6) -> list[int]:
 def test_packing_is_reversible_and_products_equal_linear(
     kernels: CpuBackend, dtype: torch.dtype, rows: int, columns: int
 ) -> None:
-    weight, bias = _random(rows, columns, dtype=dtype), _random(rows, seed=3)
-    packed, ids = kernels.pack(weight), torch.tensor([0, rows - 1, rows // 2, 0])
-    assert torch.equal(packed.unpack(), weight) and torch.equal(packed.take(ids), weight[ids])
+    weight = _random(rows, columns, dtype=dtype)
+    bias = _random(rows, seed=3)
+    packed = kernels.pack(weight)
+    ids = torch.tensor([0, rows - 1, rows // 2, 0])
+    assert torch.equal(packed.unpack(), weight)
+    assert torch.equal(packed.take(ids), weight[ids])
     for count in (1, 2, 7, 30):
         states = _random(count, columns, seed=4).to(dtype)
         expected = F.linear(states.double(), weight.double(), bias.double())
-        found = kernels.linear(states, packed, bias).double()
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+        products = kernels.linear(states, packed, bias).double()
+        torch.testing.assert_close(products, expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("width", [8, 48, 576])
 def test_norm(kernels: CpuBackend, width: int) -> None:
-    states, weight = 3 * _random(19, width), _random(width, seed=1)
+    states = 3 * _random(19, width)
+    weight = _random(width, seed=1)
     expected = Backend().norm(states, weight, 1e-5, torch.float32)
-    found = kernels.norm(states, weight, 1e-5, torch.float32)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    assert torch.equal(kernels.norm(states, weight, 1e-5, torch.bfloat16), found.bfloat16())
+    normed = kernels.norm(states, weight, 1e-5, torch.float32)
+    torch.testing.assert_close(normed, expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(kernels.norm(states, weight, 1e-5, torch.bfloat16), normed.bfloat16())
 
 
 #: committed keys, rows, whether a tree, sliding window: before, at and across the ends of chunks
@@ -84,62 +90,81 @@ CASES = [
 def test_attention_equals_the_torch_path(
     kernels: CpuBackend, dtype: torch.dtype, heads: int, kv_heads: int, width: int
 ) -> None:
-    for before, rows, tree, window in CASES:
-        cache = _cache(kv_heads, width, before, rows, dtype)
-        query, parents = _random(heads, rows, width, seed=1), _tree(rows) if tree else None
-        found = kernels.attend(query, 0, cache, parents, width**-0.5, window)
-        expected = Backend().attend(query, 0, cache, parents, width**-0.5, window)
-        near = 1e-2 if dtype == torch.bfloat16 else 1e-5
-        torch.testing.assert_close(found, expected, rtol=near, atol=near)
-
-
-def test_the_torch_path_is_softmax_over_what_a_row_sees() -> None:
-    """Ancestors and committed keys within the window, with soft caps and sinks."""
-    for before, rows, tree, window in CASES:
-        cache = _cache(3, 16, before, rows, torch.float32)
-        query, parents = (
-            _random(6, rows, 16, seed=1),
-            _tree(rows) if tree else list(range(-1, rows - 1)),
+    for before, rows, is_tree, window in CASES:
+        query = _random(heads, rows, width, seed=1)
+        context = AttentionContext(
+            layer=0,
+            cache=_cache(kv_heads, width, before, rows, dtype),
+            parents=_tree(rows) if is_tree else None,
+            scale=width**-0.5,
+            window=window,
         )
-        seen = torch.zeros(rows, before + rows, dtype=torch.bool)
-        for row in range(rows):
-            path = [row]
-            while parents[path[-1]] >= 0:
-                path.append(parents[path[-1]])
-            at = torch.cat([torch.arange(before), before + torch.tensor(path[::-1])])
-            seen[row, at[-window:]] = True  # positions rise along the path
-        keys, values = (part.repeat_interleave(2, 0) for part in cache.data)
-        for softcap, sinks in (
-            (None, None),
-            (2.0, None),
-            (None, _random(6, seed=4)),
-            (2.0, _random(6, seed=4)),
-        ):
-            scores = query @ keys.mT * 0.25
-            scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
-            own = torch.full((6,), -torch.inf) if sinks is None else sinks
-            every = torch.cat(
-                [scores.masked_fill(~seen, -torch.inf), own.expand(rows, 6).T[..., None]], -1
-            )
-            expected = every.softmax(-1)[..., :-1] @ values
-            given = parents if tree else None
-            found = Backend().attend(query, 0, cache, given, 0.25, window, softcap, sinks)
-            torch.testing.assert_close(found, expected.transpose(0, 1), rtol=1e-5, atol=1e-5)
+        attended = kernels.attend(query, context)
+        expected = Backend().attend(query, context)
+        near = 1e-2 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(attended, expected, rtol=near, atol=near)
+
+
+def _seen(before: int, parents: list[int], window: int) -> torch.Tensor:
+    """Which committed keys and rows each row sees: its path, within the window."""
+    rows = len(parents)
+    seen = torch.zeros(rows, before + rows, dtype=torch.bool)
+    for row in range(rows):
+        path = [row]
+        while parents[path[-1]] >= 0:
+            path.append(parents[path[-1]])
+        keys = torch.cat([torch.arange(before), before + torch.tensor(path[::-1])])
+        seen[row, keys[-window:]] = True  # positions rise along the path
+    return seen
+
+
+@pytest.mark.parametrize("before,rows,is_tree,window", CASES)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_the_torch_path_is_softmax_over_what_a_row_sees(
+    before: int, rows: int, is_tree: bool, window: int, softcap: float | None, has_sinks: bool
+) -> None:
+    """Ancestors and committed keys within the window, with soft caps and sinks."""
+    cache = _cache(3, 16, before, rows, torch.float32)
+    query = _random(6, rows, 16, seed=1)
+    parents = _tree(rows) if is_tree else None
+    sinks = _random(6, seed=4) if has_sinks else None
+    keys, values = (part.repeat_interleave(2, 0) for part in cache.data)
+    scores = query @ keys.mT * 0.25
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    seen = _seen(before, list(range(-1, rows - 1)) if parents is None else parents, window)
+    sink_scores = torch.full((6,), -torch.inf) if sinks is None else sinks
+    columns = [scores.masked_fill(~seen, -torch.inf), sink_scores.expand(rows, 6).T[..., None]]
+    expected = torch.cat(columns, -1).softmax(-1)[..., :-1] @ values
+    context = AttentionContext(
+        layer=0,
+        cache=cache,
+        parents=parents,
+        scale=0.25,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+    )
+    attended = Backend().attend(query, context)
+    torch.testing.assert_close(attended, expected.transpose(0, 1), rtol=1e-5, atol=1e-5)
 
 
 def test_rows_have_their_own_bits(kernels: CpuBackend) -> None:
     tally = fuzz(kernels._lib, range(12))
-    assert not tally.wrong and tally.rows >= 1000
+    assert not tally.wrong
+    assert tally.rows >= 1000
 
 
 #: builds whose bits are compared: instruction sets as they are compiled, and with tunings by which
 #: GCC splits a multiply-add that it may contract
 BUILDS = [(name, library.own_sets()[name].flags) for name in library.fitting(library.processor())]
-V3, V4 = "-march=x86-64-v3", "-march=x86-64-v4"
+V3 = "-march=x86-64-v3"
+V4 = "-march=x86-64-v4"
 TUNED = [("avx2", (V3, "-mtune=znver2")), ("avx2", (V3, "-mtune=znver3"))]
 TUNED += [
-    ("avx512-vnni", (V4, "-mavx512vnni", more))
-    for more in ("-mtune=znver2", "--param=avoid-fma-max-bits=512", "-O2")
+    ("avx512-vnni", (V4, "-mavx512vnni", tuning))
+    for tuning in ("-mtune=znver2", "--param=avoid-fma-max-bits=512", "-O2")
 ]
 
 
@@ -149,21 +174,28 @@ TUNED += [
 )
 def test_builds_have_the_same_bits(kernels: CpuBackend, name: str, flags: tuple[str, ...]) -> None:
     """In every type and format, but where bfloat16 enters products."""
-    made = library.compiled(cache_dir() / "kernels", (flags,))
-    if isinstance(made, str):
+    build = library.compiled(cache_dir() / "kernels", (flags,))
+    if isinstance(build, str):
         pytest.skip("no C compiler here, or none that knows these flags")
-    tally = fuzz(made, range(24))
-    assert not tally.wrong and tally.bits.digest() == fuzz(kernels._lib, range(24)).bits.digest()
+    tally = fuzz(build, range(24))
+    assert not tally.wrong
+    assert tally.bits.digest() == fuzz(kernels._lib, range(24)).bits.digest()
 
 
 def test_rows_that_know_of_their_pass_are_found(kernels: CpuBackend) -> None:
     class Bent(CpuBackend):
-        def attend(self, *args: Any, **named: Any) -> torch.Tensor:
-            out, parents = super().attend(*args, **named), args[3]
-            return out if parents is None else torch.nextafter(out, torch.zeros_like(out))
+        def attend(self, query: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+            out = super().attend(query, context)
+            return out if context.parents is None else torch.nextafter(out, torch.zeros_like(out))
 
-        def linear(self, *args: Any, **named: Any) -> torch.Tensor:
-            out = super().linear(*args, **named)
+        def linear(
+            self,
+            states: torch.Tensor,
+            weight: Packed,
+            bias: torch.Tensor | None = None,
+            active: torch.dtype | None = None,
+        ) -> torch.Tensor:
+            out = super().linear(states, weight, bias, active)
             return out if len(out) < 20 else torch.nextafter(out, torch.zeros_like(out))
 
     tally = fuzz(kernels._lib, range(12), Bent)
@@ -173,28 +205,31 @@ def test_rows_that_know_of_their_pass_are_found(kernels: CpuBackend) -> None:
 def test_angles_are_rounded_from_the_true_ones() -> None:
     angles = torch.rand(100_000, generator=torch.Generator().manual_seed(1)) * 200_000
     cos, sin = cos_sin(angles)
-    assert torch.equal(cos, angles.double().cos().float()) and torch.equal(
-        sin, angles.double().sin().float()
-    )
+    assert torch.equal(cos, angles.double().cos().float())
+    assert torch.equal(sin, angles.double().sin().float())
 
 
 def test_nan_reaches_no_row_that_does_not_see_it(kernels: CpuBackend) -> None:
     """A later row of a chain, and another branch."""
     cache = _cache(1, 16, 40, 20, torch.float32)
     cache.data[:, :, 50] = torch.nan
-    found = kernels.attend(_random(2, 20, 16), 0, cache, None, 0.25)
-    assert not found[:10].isnan().any() and found[10:].isnan().all()
-    cache, parents = _cache(1, 16, 40, 5, torch.float32), (-1, 0, 0, 1, 2)
-    expected = kernels.attend(_random(2, 5, 16), 0, cache, parents, 0.25)
+    chain = AttentionContext(layer=0, cache=cache, parents=None, scale=0.25)
+    attended = kernels.attend(_random(2, 20, 16), chain)
+    assert not attended[:10].isnan().any()
+    assert attended[10:].isnan().all()
+    cache = _cache(1, 16, 40, 5, torch.float32)
+    tree = AttentionContext(layer=0, cache=cache, parents=(-1, 0, 0, 1, 2), scale=0.25)
+    expected = kernels.attend(_random(2, 5, 16), tree)
     cache.data[:, :, 42] = torch.nan
-    found = kernels.attend(_random(2, 5, 16), 0, cache, parents, 0.25)
-    assert torch.equal(found[[0, 1, 3]], expected[[0, 1, 3]]) and found[[2, 4]].isnan().all()
+    attended = kernels.attend(_random(2, 5, 16), tree)
+    assert torch.equal(attended[[0, 1, 3]], expected[[0, 1, 3]])
+    assert attended[[2, 4]].isnan().all()
 
 
 # ---- building ------------------------------------------------------------------------------------
 
 
-LITTLE = "int one(void) { return 1; }\n"  # what these libraries compute is not asked
+LITTLE = "int one(void) { return 1; }\n"  # these libraries are never called
 
 
 @pytest.fixture
@@ -208,7 +243,8 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_no_library_is_made_again(compiled: Path, tmp_path: Path) -> None:
-    (other := tmp_path / "other").mkdir(mode=0o700)
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
     (other / compiled.name).write_bytes(b"no library")
     assert not isinstance(library.compiled(other), str)
     assert (other / compiled.name).stat().st_size > 1000
@@ -220,11 +256,11 @@ def test_libraries_in_a_folder_that_others_may_write_are_not_loaded(
     for mode in (0o770, 0o707):
         compiled.parent.chmod(mode)
         caplog.clear()
-        made = library.compiled(compiled.parent)
-        assert not isinstance(made, str) and made._name != str(compiled)
-        assert (
-            len(caplog.records) == 1 and "others may change what is in" in caplog.records[0].message
-        )
+        fresh = library.compiled(compiled.parent)
+        assert not isinstance(fresh, str)
+        assert fresh._name != str(compiled)
+        (message,) = caplog.messages
+        assert "others may change what is in" in message
 
 
 def test_without_a_working_compiler_one_line_says_so(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.families import FAST, rare
-from tests.kernels.cuda.cases import standing
+from tests.kernels.cuda.cases import backend_on_cpu
 from tests.tiny import FAMILIES, VOCAB, add_levels, tiny_model
 from tokenswift import LLM, InputError
 from tokenswift.kernels.base import Backend
@@ -129,7 +129,7 @@ def made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kernels_that_are_asked_for_and_do_not_work(
     made_anew: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "started", lambda device: "no driver")
+    monkeypatch.setattr(check, "open_backend", lambda device: "no driver")
     monkeypatch.setattr(cpu, "library", lambda folder: "no compiler")
     with pytest.raises(
         InputError, match=r"backend is 'cuda', but the CUDA kernels .* \(no driver\); valid: auto"
@@ -143,7 +143,7 @@ def test_kernels_that_are_asked_for_and_do_not_work(
     assert backend_for("cuda").name == backend_for("cpu").name == "torch"
     monkeypatch.setattr(targets, "_backends", {})
     monkeypatch.setenv("TOKENSWIFT_KERNELS", "torch")  # what "auto" means, and no more
-    monkeypatch.setattr(check, "started", lambda device: standing())
+    monkeypatch.setattr(check, "open_backend", lambda device: backend_on_cpu())
     assert backend_for("cuda").name == "torch" and backend_for("cuda", "cuda").name == "cuda"
 
 

@@ -14,7 +14,7 @@ may depend on the other rows. Code elsewhere asks a backend for its abilities, n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +23,17 @@ from torch import Tensor
 
 from tokenswift import memory
 from tokenswift.config.sampling import SamplingParams
-from tokenswift.kernels.attention import attention_bias, capped, turned
-from tokenswift.kernels.batch import Batch, Body, Taps, check_ids
+from tokenswift.kernels.attention import (
+    AttentionContext,
+    Masks,
+    attention_bias,
+    capped,
+    rotated,
+)
+from tokenswift.kernels.batch import Batch, Body, LayerPass, check_ids
 from tokenswift.kernels.formats import Q8_0, STORED_IN, Stored
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
-from tokenswift.kv.cache import Entries, FullCache, KVCache
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape, WritePanels, active_type
+from tokenswift.kv.cache import Entries, FullCache
 from tokenswift.kv.memory import Arena
 from tokenswift.kv.passes import Segment
 from tokenswift.sampling.rows import Ranker
@@ -52,8 +58,6 @@ class Backend:
             forward.
         fused: whether it has kernels for products and norms, for which draft heads are packed too.
         formats: quantized formats that its products read as stored, also with int8 activations.
-        fill: function that packs quantized weights into panels, see `weights.Packed`; None: they
-            are matrices.
         kind: type of the device, "cpu" or "cuda".
         on_host: whether tensors are in the host's memory, so that reading a value does not wait for
             a device.
@@ -65,12 +69,12 @@ class Backend:
     prefill_keeps_bits = True
     fused = False
     formats: tuple[str, ...] = ()
-    fill: Any = None
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self.kind = self.device.type
-        self.on_host = self.decodes = self.kind == "cpu"
+        self.on_host = self.kind == "cpu"
+        self.decodes = self.on_host
 
     # ---- memory ----------------------------------------------------------------------------------
 
@@ -92,7 +96,11 @@ class Backend:
                 formats.
             arena: memory shared with other weights.
         """
-        return Packed(weight, self.fill, dtype, arena)
+        return Packed(weight, self._panel_writer(), dtype, arena)
+
+    def _panel_writer(self) -> WritePanels | None:
+        """Writes quantized weights into panels; None: packed weights are matrices."""
+        return None
 
     def pack_for_drafts(self, weight: Float[Tensor, "N K"], int8: bool) -> Packed:
         """Pack a matrix that is used only to draft: as Q8_0 if products are in ``int8``."""
@@ -145,9 +153,9 @@ class Backend:
 
     def held(self) -> int:
         """Bytes of the device's memory that this process uses."""
-        return (
-            torch.cuda.memory_allocated(self.device) if self.kind == "cuda" else memory.resident()
-        )
+        if self.kind == "cuda":
+            return torch.cuda.memory_allocated(self.device)
+        return memory.resident()
 
     def processor(self) -> str:
         """The processor with its instruction sets, or the accelerator's name."""
@@ -175,70 +183,46 @@ class Backend:
         positions = torch.cat([segment.positions.to(self.device) for segment in segments])
         return Batch(segments, tokens, positions)
 
-    def layers(
-        self,
-        body: Body,
-        states: Float[Tensor, "n D"],
-        cos: Float[Tensor, "*sets n half"],
-        sin: Float[Tensor, "*sets n half"],
-        batch: Batch,
-        keep: bool = True,
-        taps: Taps | None = None,
-        beside: Float[Tensor, "n D"] | None = None,
-    ) -> list[Float[Tensor, "L H m d"]]:
-        """Run a pass through all layers. ``states``, float32, change in place, from embeddings to
-        hidden states before the final norm. Keys and values go to the scratch rows of each cache.
+    def layers(self, body: Body, layer_pass: LayerPass) -> list[Float[Tensor, "L H m d"]]:
+        """Run a pass through all layers. Its states change in place; keys and values go to the
+        scratch rows of each cache.
 
-        Args:
-            keep: return the queries of all layers instead of the last one's.
-            taps: filled with the inputs of its layers.
-            beside: a second input (float32) for layers with `LayerWeights.beside`, as EAGLE-3 has.
         Returns:
             For each segment the rotated queries of its m rows, (L, H, m, d), or (1, H, m, d)
-            without ``keep``.
+            without `LayerPass.keep_queries`.
         Raises:
             ValueError: a segment does not fit its cache, or a parent is no earlier row.
         """
-        shape, count, places = body.shape, len(states), batch.rows()
-        kept: list[list[Tensor]] = [[] for _ in places]
-        notes: list[dict[Any, Any]] = [{} for _ in places]
-        active = shape.active
+        shape = body.shape
+        states = layer_pass.states
+        features = layer_pass.features
+        segments = [
+            _SegmentPass(segment, rows)
+            for segment, rows in zip(
+                layer_pass.batch.segments, layer_pass.batch.rows(), strict=True
+            )
+        ]
         for number, layer in enumerate(body.weights):
             if shape.parallel:
                 states -= states.mean(-1, keepdim=True)
-            if taps is not None:
-                taps.fill(number, states)
-            normed = self._normed(states, layer.norm, shape, active)
-            qkv = self.linear(normed, layer.qkv, layer.qkv_bias)
-            if layer.beside is not None and layer.beside_norm is not None and beside is not None:
-                normed = self.norm(beside, layer.beside_norm, shape.eps, active)
-                qkv += self.linear(normed, layer.beside)
-            query, key, value = self._heads(qkv, layer, shape, cos, sin)
-            mixed: list[Tensor] = []
-            for segment, rows, own, noted in zip(batch.segments, places, kept, notes, strict=True):
-                cache = segment.cache
-                data, place, before, ordered = cache.of_layer(number)
-                into = slice(before, before + len(segment.tokens))
-                data[2 * place, :, into] = key[:, rows].to(shape.keys)
-                data[2 * place + 1, :, into] = value[:, rows].to(shape.keys)
-                window = layer.window if ordered else 0
-                own.append(query[:, rows])
-                how = (cache, segment.parents, shape.scale, window, shape.cap or None)
-                mixed.append(self.attend(own[-1], number, *how, notes=noted))
-            mixes = torch.cat(mixed).reshape(count, -1).to(active)
-            made = self.linear(mixes, layer.out, layer.out_bias)
-            states += self._normed(made, layer.out_norm, shape) * shape.residual
+            if features is not None:
+                features.fill(number, states)
+            normed = self._normed(states, layer.norm, shape, shape.active)
+            heads = self._heads(self._qkv(normed, layer, shape, layer_pass), layer, shape)
+            heads = heads.rotated(layer.rope, layer_pass)
+            mixed = self._attend_segments(heads, number, layer, shape, segments)
+            output = self.linear(mixed.to(shape.active), layer.out, layer.out_bias)
+            states += self._normed(output, layer.out_norm, shape) * shape.residual
             if not shape.parallel:
-                normed = self._normed(states, layer.mlp_norm, shape, active)
-            gate, up = self.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-            gated = F.gelu(gate, approximate="tanh") if shape.gelu else F.silu(gate)
-            made = self.linear((gated * up).to(active), layer.down, layer.down_bias)
-            states += self._normed(made, layer.down_norm, shape) * shape.residual
+                normed = self._normed(states, layer.mlp_norm, shape, shape.active)
+            output = self._mlp(normed, layer, shape)
+            states += self._normed(output, layer.down_norm, shape) * shape.residual
         if shape.parallel:
             states -= states.mean(-1, keepdim=True)
-        if taps is not None:
-            taps.fill(len(body.weights), states)
-        return [torch.stack(own if keep else own[-1:]) for own in kept]
+        if features is not None:
+            features.fill(len(body.weights), states)
+        first = 0 if layer_pass.keep_queries else -1
+        return [torch.stack(each.queries[first:]) for each in segments]
 
     def _normed(
         self,
@@ -250,72 +234,94 @@ class Backend:
         """The norm of states, or without a weight the states themselves."""
         return states.to(dtype) if weight is None else self.norm(states, weight, shape.eps, dtype)
 
-    def _heads(
+    def _qkv(
+        self, normed: Float[Tensor, "n D"], layer: LayerWeights, shape: Shape, layer_pass: LayerPass
+    ) -> Float[Tensor, "n N"]:
+        """Queries, keys and values, with what a second input adds to them."""
+        qkv = self.linear(normed, layer.qkv, layer.qkv_bias)
+        second = layer_pass.second_input
+        if layer.second_qkv is None or layer.second_norm is None or second is None:
+            return qkv
+        second = self.norm(second, layer.second_norm, shape.eps, shape.active)
+        return qkv + self.linear(second, layer.second_qkv)
+
+    def _heads(self, qkv: Float[Tensor, "n N"], layer: LayerWeights, shape: Shape) -> _Heads:
+        """Queries, keys and values by head; queries and keys normed, over each head or over all
+        heads together."""
+        sizes = [shape.heads * shape.width, shape.kv_heads * shape.width]
+        query, key, value = qkv.split([*sizes, sizes[1]], -1)
+
+        def by_head(part: Tensor, norm: Tensor | None) -> Tensor:
+            if norm is not None:
+                part = self._normed(part.unflatten(-1, (-1, len(norm))), norm, shape).flatten(1)
+            return part.unflatten(-1, (-1, shape.width)).transpose(0, 1)
+
+        return _Heads(
+            query=by_head(query, layer.query_norm),
+            key=by_head(key, layer.key_norm),
+            value=by_head(value, None),
+        )
+
+    def _attend_segments(
         self,
-        qkv: Float[Tensor, "n N"],
+        heads: _Heads,
+        number: int,
         layer: LayerWeights,
         shape: Shape,
-        cos: Float[Tensor, "*sets n half"],
-        sin: Float[Tensor, "*sets n half"],
-    ) -> list[Float[Tensor, "h n d"]]:
-        """Queries, keys and values, each (h, n, d); queries and keys normalised and rotated."""
-        width, made = shape.width, list[Tensor]()
-        own = [shape.heads * width, *[shape.kv_heads * width] * 2]
-        for part, norm in zip(
-            qkv.split(own, -1), (layer.query_norm, layer.key_norm, None), strict=True
-        ):
-            if norm is not None:  # over all heads together, or over each
-                part = self._normed(part.unflatten(-1, (-1, len(norm))), norm, shape).flatten(1)
-            made.append(part.unflatten(-1, (-1, width)).transpose(0, 1))
-        query, key, value = made
-        if layer.rope >= 0:
-            angles = [part.view(-1, *part.shape[-2:])[layer.rope] for part in (cos, sin)]
-            query, key = turned(query, *angles), turned(key, *angles)
-        return [query.to(shape.queries), key, value]
+        segments: Sequence[_SegmentPass],
+    ) -> Float[Tensor, "n N"]:
+        """Write the keys and values of all segments; attention of their rows, one below the
+        other."""
+        query = heads.query.to(shape.queries)
+        mixed: list[Tensor] = []
+        for each in segments:
+            segment = each.segment
+            entries = segment.cache.of_layer(number)
+            scratch = slice(entries.length, entries.length + len(segment.tokens))
+            entries.keys[:, scratch] = heads.key[:, each.rows].to(shape.keys)
+            entries.values[:, scratch] = heads.value[:, each.rows].to(shape.keys)
+            each.queries.append(query[:, each.rows])
+            context = AttentionContext(
+                layer=number,
+                cache=segment.cache,
+                parents=segment.parents,
+                scale=shape.scale,
+                window=layer.window if entries.ordered else 0,
+                softcap=shape.cap or None,
+                masks=each.masks,
+            )
+            mixed.append(self.attend(each.queries[-1], context))
+        return torch.cat(mixed).flatten(1)
+
+    def _mlp(
+        self, normed: Float[Tensor, "n D"], layer: LayerWeights, shape: Shape
+    ) -> Float[Tensor, "n D"]:
+        gate, up = self.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        gated = F.gelu(gate, approximate="tanh") if shape.gelu else F.silu(gate)
+        return self.linear((gated * up).to(shape.active), layer.down, layer.down_bias)
 
     def attend(
-        self,
-        query: Float[Tensor, "H n d"],
-        layer: int,
-        cache: KVCache,
-        parents: Sequence[int] | None,
-        scale: float,
-        window: int = 0,
-        softcap: float | None = None,
-        sinks: Float[Tensor, " H"] | None = None,
-        notes: dict[Any, Any] | None = None,
+        self, query: Float[Tensor, "H n d"], context: AttentionContext
     ) -> Float[Tensor, "n H d"]:
-        """Attention of one layer, with the pass's own keys and values in the cache's scratch rows.
-
-        Args:
-            parents: see `passes.Segment`.
-            window: newest keys that a row sees, itself included; 0: all.
-            softcap: scores become ``softcap * tanh(score / softcap)`` (Gemma 2).
-            sinks: a score for each head that takes part in the softmax and has no value (gpt-oss).
-            notes: a dict that the caller keeps for all layers of a pass, to reuse masks.
-        """
+        """Attention of one segment's rows in one layer."""
         heads, rows, width = query.shape
-        data, place, before, _ = cache.of_layer(layer)
-        end = before + rows
-        key, value = (data[2 * place + part, None, :, :end] for part in (0, 1))
+        entries = context.cache.of_layer(context.layer)
+        end = entries.length + rows
+        key = entries.keys[None, :, :end]
+        value = entries.values[None, :, :end]
         kind = key.dtype
         if self.on_host and kind != torch.float64:
-            kind, key, value = active_type(kind), key.float(), value.float()
+            kind = active_type(kind)
+            key = key.float()
+            value = value.float()
         groups = heads // key.shape[1]
         packed = query.to(kind).to(key.dtype).reshape(1, -1, groups * rows, width)
-        window, bias = window if window < end else 0, None
-        if rows > 1 or window:
-            notes = {} if notes is None else notes
-            key_of = (before, window, groups)
-            if key_of not in notes:
-                notes[key_of] = attention_bias(before, rows, parents, window, packed).repeat(
-                    groups, 1
-                )
-            bias = notes[key_of]
-        if softcap is None and sinks is None:
+        bias = _bias(entries.length, rows, groups, packed, context)
+        scale = context.scale
+        if context.softcap is None and context.sinks is None:
             out = F.scaled_dot_product_attention(packed, key, value, attn_mask=bias, scale=scale)
         else:
-            out = capped(packed, key, value, bias, scale, softcap, sinks)
+            out = capped(packed, key, value, bias, scale, context.softcap, context.sinks)
         return out.reshape(heads, rows, width).transpose(0, 1).to(kind)
 
     def linear(
@@ -336,8 +342,56 @@ class Backend:
     ) -> Float[Tensor, "*m D"]:
         """RMS norm, computed in float32; the result is ``dtype``."""
         states = states.float()
-        return (states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps) * weight).to(dtype)
+        inverse = torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps)
+        return (states * inverse * weight).to(dtype)
 
     def ranker(self, params: SamplingParams) -> Ranker | None:
         """Compiled code that ranks tokens; None: `sampling.sampler.Sampler` does it in torch."""
         return None
+
+
+@dataclass(slots=True)
+class _SegmentPass:
+    """A segment on its way through the layers: its rows of the batch, its queries of the layers so
+    far, and masks that layers share."""
+
+    segment: Segment
+    rows: slice
+    queries: list[Tensor] = field(default_factory=list)
+    masks: Masks = field(default_factory=dict)
+
+
+@dataclass(slots=True, frozen=True)
+class _Heads:
+    """Queries, keys and values by head."""
+
+    query: Float[Tensor, "H n d"]
+    key: Float[Tensor, "K n d"]
+    value: Float[Tensor, "K n d"]
+
+    def rotated(self, angle_set: int, layer_pass: LayerPass) -> _Heads:
+        """With queries and keys rotated by a set of a pass's angles; by none below 0."""
+        if angle_set < 0:
+            return self
+        cos = _angles(layer_pass.cos, angle_set)
+        sin = _angles(layer_pass.sin, angle_set)
+        return _Heads(rotated(self.query, cos, sin), rotated(self.key, cos, sin), self.value)
+
+
+def _angles(values: Float[Tensor, "*sets n half"], angle_set: int) -> Float[Tensor, "n half"]:
+    return values.view(-1, *values.shape[-2:])[angle_set]
+
+
+def _bias(
+    before: int, rows: int, groups: int, packed: Tensor, context: AttentionContext
+) -> Float[Tensor, "m L"] | None:
+    """The attention bias for the packed queries of all heads of a group; None: a row sees all."""
+    window = context.window if context.window < before + rows else 0
+    if rows == 1 and not window:
+        return None
+    masks: Masks = {} if context.masks is None else context.masks
+    key = (before, window, groups)
+    if key not in masks:
+        bias = attention_bias(before, rows, context.parents, window, packed)
+        masks[key] = bias.repeat(groups, 1)
+    return masks[key]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -18,36 +17,15 @@ from tokenswift.kv.passes import Segment
 
 @dataclass(slots=True, eq=False)
 class Body:
-    """A decoder's layers, ready to run.
+    """A decoder's layers, ready to run; backends add their own form of them.
 
     Attributes:
         shape: sizes and types of the layers.
         weights: the weights of each layer.
-        native: the backend's own form of them; None: it has none.
     """
 
     shape: Shape
     weights: list[LayerWeights]
-    native: Any = None
-
-
-@dataclass(slots=True)
-class Taps:
-    """Copies of the input states of some layers, filled by a pass.
-
-    Attributes:
-        layers: numbers of the k layers; the number of all layers stands for the last one's output.
-        states: the copies.
-    """
-
-    layers: tuple[int, ...]
-    states: Float[Tensor, "k n D"]
-
-    def fill(self, number: int, states: Float[Tensor, "n D"]) -> None:
-        """Copy the input states of layer ``number``, if it is one of them."""
-        for place, layer in enumerate(self.layers):
-            if layer == number:
-                self.states[place].copy_(states)
 
 
 @dataclass(slots=True)
@@ -67,6 +45,49 @@ class Batch:
         """The rows of each segment."""
         ends = accumulate((len(segment.tokens) for segment in self.segments), initial=0)
         return [slice(start, end) for start, end in pairwise(ends)]
+
+
+@dataclass(slots=True)
+class LayerFeatures:
+    """Copies of the input states of some layers, filled by a pass.
+
+    Attributes:
+        layers: numbers of the k layers; the number of all layers stands for the last one's output.
+        states: the copies.
+    """
+
+    layers: tuple[int, ...]
+    states: Float[Tensor, "k n D"]
+
+    def fill(self, number: int, states: Float[Tensor, "n D"]) -> None:
+        """Copy the input states of layer ``number``, if it is one of them."""
+        for index, layer in enumerate(self.layers):
+            if layer == number:
+                self.states[index].copy_(states)
+
+
+@dataclass(slots=True, kw_only=True)
+class LayerPass:
+    """What goes through all layers in one pass.
+
+    Attributes:
+        batch: the rows.
+        states: float32; the pass changes them in place, from embeddings to the hidden states
+            before the final norm.
+        cos, sin: of the angles by which queries and keys are rotated; one set, or one for each
+            kind of layer.
+        keep_queries: whether the queries of all layers are returned, or the last layer's alone.
+        features: to be filled with the inputs of its layers; None: nobody reads them.
+        second_input: float32, for layers with `LayerWeights.second_qkv`, as EAGLE-3 has.
+    """
+
+    batch: Batch
+    states: Float[Tensor, "n D"]
+    cos: Float[Tensor, "*sets n half"]
+    sin: Float[Tensor, "*sets n half"]
+    keep_queries: bool = True
+    features: LayerFeatures | None = None
+    second_input: Float[Tensor, "n D"] | None = None
 
 
 def check_ids(ids: Tensor, count: int) -> None:

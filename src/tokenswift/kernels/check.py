@@ -1,38 +1,47 @@
-"""Do kernels keep the rule that a row's bits are its own affair? Asked of those at hand, at first
-use.
+"""Whether kernels keep the rule that a row's bits depend on the row's own context alone: tried at
+first use on the machine at hand.
 
-The tests ask it of many shapes and compilers; this asks it in milliseconds, of a small random model
-of two layers, whose last positions run alone, all at once, in trees with wrong branches and beside
-another text's.
+The tests try many shapes and compilers; this takes milliseconds, with a small random model of two
+layers, whose last positions run alone, all at once, in trees with wrong branches and beside another
+sequence's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from tokenswift.kernels.base import Backend
+from tokenswift.kernels.batch import Body, LayerPass
 from tokenswift.kernels.formats import Format, Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.cache import FullCache
 from tokenswift.kv.passes import Segment
 
-LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WIDTH = 2, 64, 96, 8, 2, 40  # a width that fills no tile
-BEFORE, TAIL = 501, 19  # committed keys; positions that are compared, across the end of a chunk
+LAYERS = 2
+HIDDEN = 64
+INNER = 96
+HEADS = 8
+KV_HEADS = 2
+WIDTH = 40  # of heads; it fills no tile
+BEFORE = 501  # committed keys
+TAIL = 19  # positions that are compared, across the end of a chunk
 WINDOW = 300  # of the second layer
 OUTLIER = 3  # channel of a key that is larger than the others
 
 
 class Case:
-    """The random model and text, of a type; or with quantized weights, and activations of a type.
+    """The random model and sequence, of a type; or with quantized weights, and activations of a
+    type.
 
     Args:
         backend: what packs the weights, and whose device all is on.
+        form: quantized format of the weights.
+        active: type of what enters products, if it is another than the weights' usual one.
         width: of heads.
         keys: type of keys and values, if it is another; in int8, the second layer's keys have 16
             bits.
@@ -49,20 +58,7 @@ class Case:
     ) -> None:
         name = f"{form.name if form else ''} {active or dtype}, heads of {width}"
         self.name = f"{name}, keys of {keys or dtype}".strip()
-        self._bodies: dict[Backend, Any] = {}
-        made = torch.Generator().manual_seed(1)
-
-        def random(*shape: int, size: float = 2.0) -> Tensor:
-            return (size * (torch.rand(shape, generator=made, dtype=torch.float32) - 0.5)).to(
-                backend.device
-            )
-
-        def weight(rows: int, columns: int) -> Packed:
-            values = random(rows, columns, size=columns**-0.5)
-            if form is None or not form.written:
-                return backend.pack(values.to(dtype))
-            return backend.pack(Stored(form, form.encode(values)), dtype)
-
+        self._bodies: dict[Backend, Body] = {}
         self.shape = Shape(
             layers=LAYERS,
             hidden=HIDDEN,
@@ -76,77 +72,116 @@ class Case:
             eps=1e-5,
             scale=width**-0.5,
         )
-        bias = random((HEADS + 2 * KV_HEADS) * width)
+        random = _Random(backend, form)
+        bias = random.tensor((HEADS + 2 * KV_HEADS) * width)
         bias[HEADS * width + OUTLIER] *= 100  # of keys, as some models have it
-        self.weights = [
-            LayerWeights(
-                qkv=weight((HEADS + 2 * KV_HEADS) * width, HIDDEN),
-                out=weight(HIDDEN, HEADS * width),
-                gate_up=weight(2 * INNER, HIDDEN),
-                down=weight(HIDDEN, INNER),
-                norm=1 + random(HIDDEN, size=0.1),
-                mlp_norm=1 + random(HIDDEN, size=0.1),
-                qkv_bias=bias,
-                window=layer * WINDOW,
-                wide_keys=layer > 0,
-            )
-            for layer in range(LAYERS)
-        ]
-        wide = [layer.wide_keys for layer in self.weights]
-        sizes = (LAYERS, KV_HEADS, width, BEFORE + 2 * TAIL)
-        self.keys = backend.new_cache(*sizes, keys or dtype, wide)
-        self.keys.entries.put_random(made)
+        self.weights = [random.layer(self.shape, number, bias) for number in range(LAYERS)]
+        self.keys = backend.new_cache(
+            layers=LAYERS,
+            kv_heads=KV_HEADS,
+            width=width,
+            capacity=BEFORE + 2 * TAIL,
+            dtype=keys or dtype,
+            wide_keys=[layer.wide_keys for layer in self.weights],
+        )
+        self.keys.entries.put_random(random.generator)
         self.keys.commit(tuple(range(BEFORE)))
-        self.states, self.wrong = random(TAIL, HIDDEN), random(TAIL, HIDDEN)
-        angles = random(TAIL, width // 2)
-        self.cos, self.sin = angles.cos(), angles.sin()
+        self.states = random.tensor(TAIL, HIDDEN)
+        self.wrong = random.tensor(TAIL, HIDDEN)
+        angles = random.tensor(TAIL, width // 2)
+        self.cos = angles.cos()
+        self.sin = angles.sin()
 
     def run(self, backend: Backend, cuts: Sequence[int]) -> Tensor:
         """States of positions, (n, D), by passes of those between two cuts."""
-        found = []
+        states: list[Tensor] = []
         self.keys.rewind(BEFORE)
         for first, end in pairwise(cuts):
             rows = list(range(first, end))
-            found.append(
-                self._layers(backend, self.states[rows], rows, [_segment(len(rows), self.keys)])
-            )
+            segments = [_segment(len(rows), self.keys)]
+            states.append(self._layers(backend, self.states[rows], rows, segments))
             self.keys.commit(tuple(range(len(rows))))
-        return torch.cat(found)
+        return torch.cat(states)
 
     def tree(self, backend: Backend, steps: int) -> list[Tensor]:
         """States of the first positions, (steps, D), by one pass: as nodes of a tree, each with a
-        wrong sibling before it, and as a chain of a second text beside the tree."""
+        wrong sibling before it, and as a chain of a second sequence beside the tree."""
         parents = [-1, *(2 * (step // 2) for step in range(2 * steps - 2))]
-        places = [(node + 1) // 2 for node in range(len(parents))]
-        states = self.states[places]
-        states[1::2] = self.wrong[places[1::2]]
+        count = len(parents)
+        positions = [(node + 1) // 2 for node in range(count)]
+        nodes = self.states[positions]
+        nodes[1::2] = self.wrong[positions[1::2]]
         self.keys.rewind(BEFORE)
-        texts = [
-            _segment(len(parents), self.keys, parents),
+        segments = [
+            _segment(count, self.keys, parents),
             _segment(steps, self.keys.fork(self.keys.capacity)),
         ]
-        made = self._layers(
-            backend, torch.cat([states, self.states[:steps]]), [*places, *range(steps)], texts
-        )
-        return [made[: len(parents) : 2], made[len(parents) :]]
+        states = torch.cat([nodes, self.states[:steps]])
+        states = self._layers(backend, states, [*positions, *range(steps)], segments)
+        return [states[:count:2], states[count:]]
 
     def _layers(
-        self, backend: Backend, states: Tensor, at: list[int], segments: Sequence[Segment]
+        self,
+        backend: Backend,
+        states: Tensor,
+        positions: list[int],
+        segments: Sequence[Segment],
     ) -> Tensor:
-        """Rows at positions of the text behind the layers."""
-        batch, count = backend.batch(segments, self.shape), len(states)
-        more = (0, 0, 0, len(batch.tokens) - count)  # rows that fill up a pass
-        states, cos, sin = (
-            pad(each, more) for each in (states.clone(), self.cos[at], self.sin[at])
-        )
+        """Rows at positions of the tail, behind the layers."""
+        batch = backend.batch(segments, self.shape)
+        count = len(states)
+        padding = (0, 0, 0, len(batch.tokens) - count)  # rows that fill up a pass
+        states = pad(states.clone(), padding)
         if backend not in self._bodies:
             self._bodies[backend] = backend.body(self.shape, self.weights)
-        backend.layers(self._bodies[backend], states, cos, sin, batch, keep=False)
+        layer_pass = LayerPass(
+            batch=batch,
+            states=states,
+            cos=pad(self.cos[positions], padding),
+            sin=pad(self.sin[positions], padding),
+            keep_queries=False,
+        )
+        backend.layers(self._bodies[backend], layer_pass)
         return states[:count]
 
 
+class _Random:
+    """Random numbers on a backend's device, the same each time, and weights packed by it."""
+
+    def __init__(self, backend: Backend, form: Format | None) -> None:
+        self.backend = backend
+        self.form = form
+        self.generator = torch.Generator().manual_seed(1)
+
+    def tensor(self, *shape: int, size: float = 2.0) -> Tensor:
+        """Numbers within half of ``size`` around 0."""
+        values = torch.rand(shape, generator=self.generator, dtype=torch.float32) - 0.5
+        return (size * values).to(self.backend.device)
+
+    def weight(self, rows: int, columns: int, dtype: torch.dtype) -> Packed:
+        values = self.tensor(rows, columns, size=columns**-0.5)
+        if self.form is None or not self.form.written:
+            return self.backend.pack(values.to(dtype))
+        return self.backend.pack(Stored(self.form, self.form.encode(values)), dtype)
+
+    def layer(self, shape: Shape, number: int, bias: Tensor) -> LayerWeights:
+        """A layer; those after the first have a window, and keys of 16 bits in int8."""
+        query_rows = HEADS * shape.width
+        return LayerWeights(
+            qkv=self.weight(len(bias), HIDDEN, shape.weights),
+            out=self.weight(HIDDEN, query_rows, shape.weights),
+            gate_up=self.weight(2 * INNER, HIDDEN, shape.weights),
+            down=self.weight(HIDDEN, INNER, shape.weights),
+            norm=1 + self.tensor(HIDDEN, size=0.1),
+            mlp_norm=1 + self.tensor(HIDDEN, size=0.1),
+            qkv_bias=bias,
+            window=number * WINDOW,
+            wide_keys=number > 0,
+        )
+
+
 def _segment(rows: int, keys: FullCache, parents: Sequence[int] | None = None) -> Segment:
-    """Rows of a text; the kernels do not look at tokens and positions."""
+    """Rows of a sequence; the kernels do not look at tokens and positions."""
     numbers = torch.arange(rows)
     return Segment(numbers, numbers, keys, parents)
 
@@ -156,9 +191,10 @@ def keeps_bits(backends: Sequence[Backend], case: Case) -> bool:
     """Whether rows have the bits that they have alone by the first of the backends, in all passes
     of all."""
     alone = case.run(backends[0], range(TAIL + 1))
-    for each in backends:
-        found = [case.run(each, cuts) for cuts in (range(TAIL + 1), (0, TAIL), (0, 7, TAIL))]
-        found += [*case.tree(each, 3), *case.tree(each, TAIL)]
-        if not all(torch.equal(part, alone[: len(part)]) for part in found):
+    for backend in backends:
+        passes = [case.run(backend, cuts) for cuts in (range(TAIL + 1), (0, TAIL), (0, 7, TAIL))]
+        passes += case.tree(backend, 3)
+        passes += case.tree(backend, TAIL)
+        if not all(torch.equal(states, alone[: len(states)]) for states in passes):
             return False
     return True

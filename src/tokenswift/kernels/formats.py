@@ -19,7 +19,8 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 PANEL = 32  # rows of a weight side by side in a panel of the CPU kernels; NR of cpu_tile.h
-AT_ONCE = 1 << 18  # weights that are unpacked together: what is made on the way stays in the caches
+#: weights that are unpacked together, so that what stands between two steps stays in the caches
+WEIGHTS_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,11 @@ class Format:
 
     Attributes:
         name: as users write it.
-        code: of GGUF's list of types.
+        code: its number in GGUF's list of types.
         block, nbytes: weights of a block, and the bytes that it takes.
-        bits: of the integers, in panels.
+        bits: bits of an integer in panels.
         group: weights that share a scale: a block, or a part of it.
-        offset: what is taken from each integer; 0 where a least value is added.
+        offset: what is subtracted from each integer; 0 where a least value is added.
         written: whether weights can be quantized to it.
     """
 
@@ -50,18 +51,16 @@ class Format:
         formats."""
         import gguf
 
-        kind, given = (
-            gguf.GGMLQuantizationType(self.code),
-            rows.detach().cpu().float().contiguous().numpy(),
-        )
-        made = np.empty((len(rows), self.row_bytes(rows.shape[1])), np.uint8)
+        kind = gguf.GGMLQuantizationType(self.code)
+        values = rows.detach().cpu().float().contiguous().numpy()
+        blocks = np.empty((len(rows), self.row_bytes(rows.shape[1])), np.uint8)
 
         def quantize(part: slice) -> None:
-            with np.errstate(all="ignore"):  # of numbers too small for a scale, which become 0
-                made[part] = gguf.quantize(given[part], kind)
+            with np.errstate(all="ignore"):  # numbers too small for a scale become 0
+                blocks[part] = gguf.quantize(values[part], kind)
 
-        _by_parts(quantize, *rows.shape)
-        return torch.from_numpy(made)
+        _by_parts(quantize, rows=rows.shape[0], columns=rows.shape[1])
+        return torch.from_numpy(blocks)
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row of K weights.
@@ -77,16 +76,26 @@ class Format:
 
     def head_bytes(self) -> int:
         """Bytes of the scales of a panel's block (cpu_low.h)."""
-        groups, each = (
-            self.block // self.group,
-            1 if self.offset else 2,
-        )  # scales alone, or with least values
-        return each * (2 + (groups if groups > 1 else 0)) * PANEL
+        groups = self.block // self.group
+        of_groups = groups if groups > 1 else 0
+        kinds = 1 if self.offset else 2  # scales alone, or with least values
+        return kinds * (2 + of_groups) * PANEL
 
     def panel_bytes(self, columns: int) -> int:
         """Bytes of a panel of :data:`PANEL` rows of K weights, K a multiple of the block
         (cpu_low.h)."""
         return columns // self.block * (self.head_bytes() + self.block * self.bits * PANEL // 8)
+
+    def panel_sections(self) -> tuple[tuple[int, type[np.generic]], ...]:
+        """The sections of a panel's block: the byte at which each ends, and the words that it
+        consists of, those of one row :data:`PANEL` apart (cpu_low.h)."""
+        block_scales = PANEL * (2 if self.offset else 4)
+        block_bytes = self.panel_bytes(self.block)
+        return (
+            (block_scales, np.uint16),
+            (self.head_bytes(), np.uint8),
+            (block_bytes, np.uint32),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +103,7 @@ class Stored:
     """A weight (N, K) as a file holds it.
 
     Attributes:
-        format: of its blocks.
+        format: the format of its blocks.
         blocks: (N, bytes of a row).
     """
 
@@ -116,36 +125,38 @@ class Stored:
     def at(self, places: Int[Tensor, " m"]) -> Float[Tensor, " m"]:
         """Single weights, float32; places count along rows, then columns."""
         columns = self.shape[1]
-        rows, which = (places // columns).unique(return_inverse=True)
-        return self.take(rows).decode()[which, places % columns]
+        rows, row_of_place = (places // columns).unique(return_inverse=True)
+        return self.take(rows).decode()[row_of_place, places % columns]
 
     def decode(self) -> Float[Tensor, "N K"]:
         """The weight in float32, on the CPU: what every kernel computes with."""
         import gguf
 
-        kind, made = gguf.GGMLQuantizationType(self.format.code), np.empty(self.shape, np.float32)
+        kind = gguf.GGMLQuantizationType(self.format.code)
+        values = np.empty(self.shape, np.float32)
         blocks = self.blocks.cpu().contiguous().numpy()
 
         def unpack(part: slice) -> None:
             with np.errstate(all="ignore"):  # scales of a stranger's file may be no numbers
-                np.add(gguf.dequantize(blocks[part], kind), 0.0, out=made[part])  # -0.0 becomes 0.0
+                decoded = gguf.dequantize(blocks[part], kind)
+                np.add(decoded, 0.0, out=values[part])  # -0.0 becomes 0.0
 
-        _by_parts(unpack, *self.shape)
-        return torch.from_numpy(made)
+        _by_parts(unpack, rows=self.shape[0], columns=self.shape[1])
+        return torch.from_numpy(values)
 
 
 def _by_parts(work: Callable[[slice], None], rows: int, columns: int) -> None:
     """Work on some rows at a time, on torch's number of threads."""
-    count = max(1, AT_ONCE // max(columns, 1))
+    count = max(1, WEIGHTS_AT_ONCE // max(columns, 1))
+    parts = [slice(start, start + count) for start in range(0, rows, count)]
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(work, (slice(start, start + count) for start in range(0, rows, count))))
+        list(pool.map(work, parts))
 
 
 Q4_0 = Format("q4_0", 2, 32, 18, 4, offset=8, written=True)
 Q4_1 = Format("q4_1", 3, 32, 20, 4, written=True)
 Q8_0 = Format("q8_0", 8, 32, 34, 8, offset=128, written=True)
-#: the first of a file's that has several is what it is called by; `written` ones may be asked for
-#: by name
+#: a file that has several is called by the first of them here; users may quantize to `written` ones
 FORMATS = {
     form.name: form
     for form in (

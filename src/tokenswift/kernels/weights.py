@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import groupby
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from tokenswift.kernels.formats import PANEL, STORED_IN, Format, Stored
 from tokenswift.kv.memory import Arena, large_empty
+
+#: writes a weight that is stored quantized into its panels, (P, bytes of a panel)
+WritePanels: TypeAlias = Callable[[Stored, UInt8[Tensor, "P bytes"]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,66 +46,92 @@ class Packed:
         weight: (N, K), or several weights that stand one below the other in it. A matrix of one
             tensor shares its memory. What is stored quantized stays so in panels for products in
             float32 and bfloat16.
-        fill: writes what is stored quantized into panels, where K is even; None: no panels.
+        write_panels: writes what is stored quantized into panels, where K is even; None: the weight
+            becomes a matrix.
         dtype: of the weight's values in products; by default that of the tensors, float32 without
             any. Tensors become so, but bfloat16 stays in panels for float32 products.
         arena: where panels go; by default memory of their own.
 
     Attributes:
         parts: the rows, in order; one without panels.
-        native: what the kernels keep beside it.
+        c_parts: the parts as structures of the CPU kernels, which make them at the first product.
+    Raises:
+        ValueError: panels are asked for, and K is odd.
     """
 
     def __init__(
         self,
         weight: Tensor | Stored | Sequence[Tensor | Stored],
-        fill: Callable[[Stored, Tensor], None] | None = None,
+        write_panels: WritePanels | None = None,
         dtype: torch.dtype | None = None,
         arena: Arena | None = None,
     ) -> None:
-        given = [weight] if isinstance(weight, Tensor | Stored) else weight
-        parts = [part.detach() if isinstance(part, Tensor) else part for part in given]
-        self.rows, self.columns = sum(map(len, parts)), parts[0].shape[1]
-        own = next((part.dtype for part in parts if isinstance(part, Tensor)), torch.float32)
-        self.dtype, self.panels = dtype or own, fill is not None
-        self.native: Any = None
-        if fill is None:
-            dense = [self._dense(part) for part in parts]
-            self.parts = [
-                Part((torch.cat(dense) if len(dense) > 1 else dense[0]).contiguous(), self.rows)
-            ]
+        weights = [weight] if isinstance(weight, Tensor | Stored) else weight
+        weights = [each.detach() if isinstance(each, Tensor) else each for each in weights]
+        self.rows = sum(len(each) for each in weights)
+        self.columns: int = weights[0].shape[1]
+        self.dtype = _value_type(weights) if dtype is None else dtype
+        self.panels = write_panels is not None
+        self.c_parts: object | None = None
+        if write_panels is None:
+            dense = [self._dense(each) for each in weights]
+            matrix = torch.cat(dense) if len(dense) > 1 else dense[0]
+            self.parts = [Part(matrix.contiguous(), self.rows)]
             return
         if self.columns % 2:
             raise ValueError(f"a weight has {self.columns} columns; valid: an even number")
-        stays = self.dtype in STORED_IN
-        runs = _runs([p if stays and isinstance(p, Stored) else self._dense(p) for p in parts])
-        if any(
-            sum(map(len, run)) % PANEL for run in runs[:-1]
-        ):  # a format would end inside a panel
-            runs = _runs([self._dense(part) for part in parts])
-        room = large_empty if arena is None else arena.empty
-        self.parts = [self._part(run, fill, room) for run in runs]
+        self.parts = [
+            self._quantized_part(run, write_panels, arena)
+            if isinstance(run, _StoredRun)
+            else self._dense_part(run, arena)
+            for run in self._runs(weights)
+        ]
 
-    def _dense(self, part: Tensor | Stored) -> Tensor:
-        if isinstance(part, Stored):
-            return part.decode().to(self.dtype)
-        wide = self.panels and part.dtype == torch.bfloat16 and self.dtype == torch.float32
-        return part if wide else part.to(self.dtype)
+    def _dense(self, weight: Tensor | Stored) -> Tensor:
+        if isinstance(weight, Stored):
+            return weight.decode().to(self.dtype)
+        stays = self.panels and weight.dtype == torch.bfloat16 and self.dtype == torch.float32
+        return weight if stays else weight.to(self.dtype)
 
-    def _part(
-        self, run: list[Any], fill: Callable[[Stored, Tensor], None], room: Callable[..., Tensor]
+    def _runs(self, weights: Sequence[Tensor | Stored]) -> list[_StoredRun | list[Tensor]]:
+        """Weights that follow each other in one format together; all unpacked where a format would
+        end inside a panel."""
+        runs: list[_StoredRun | list[Tensor]] = []
+        for weight in weights:
+            last = runs[-1] if runs else None
+            if isinstance(weight, Stored) and self.dtype in STORED_IN:
+                if isinstance(last, _StoredRun) and last.format is weight.format:
+                    last.weights.append(weight)
+                else:
+                    runs.append(_StoredRun(weight.format, [weight]))
+            elif isinstance(last, list):
+                last.append(self._dense(weight))
+            else:
+                runs.append([self._dense(weight)])
+        if any(_row_count(run) % PANEL for run in runs[:-1]):
+            return [[self._dense(weight) for weight in weights]]
+        return runs
+
+    def _dense_part(self, run: list[Tensor], arena: Arena | None) -> Part:
+        dtypes = {weight.dtype for weight in run}
+        dtype = dtypes.pop() if len(dtypes) == 1 else self.dtype
+        data = _dense_panels([weight.to(dtype) for weight in run], arena)
+        return Part(data, _row_count(run))
+
+    def _quantized_part(
+        self, run: _StoredRun, write_panels: WritePanels, arena: Arena | None
     ) -> Part:
-        rows, form = sum(map(len, run)), getattr(run[0], "format", None)
-        if form is None:
-            kept = run[0].dtype if all(part.dtype == run[0].dtype for part in run) else self.dtype
-            return Part(_panels([part.to(kept) for part in run], rows, room), rows)
-        data, at = room(-(-rows // PANEL), form.panel_bytes(self.columns), dtype=torch.uint8), 0
-        if any(len(part) % PANEL for part in run[:-1]):
-            run = [Stored(form, torch.cat([part.blocks for part in run]))]
-        for part in run:
-            fill(part, data[at : at + -(-len(part) // PANEL)])
-            at += len(part) // PANEL
-        return Part(data, rows, form)
+        rows = _row_count(run)
+        weights = run.weights
+        if any(len(weight) % PANEL for weight in weights[:-1]):
+            weights = [Stored(run.format, torch.cat([weight.blocks for weight in weights]))]
+        panel_bytes = run.format.panel_bytes(self.columns)
+        panels = _empty(arena, panel_count(rows), panel_bytes, dtype=torch.uint8)
+        first = 0
+        for weight in weights:
+            write_panels(weight, panels[first : first + panel_count(len(weight))])
+            first += len(weight) // PANEL
+        return Part(panels, rows, run.format)
 
     @property
     def data(self) -> Tensor:
@@ -124,7 +152,10 @@ class Packed:
         """Some rows of a weight without a quantized format; see `Backend.take`.
 
         Panels are indexed by numpy: torch would start its threads for it, which then spin beside
-            ours.
+        ours.
+
+        Raises:
+            ValueError: a part of the weight is in a quantized format.
         """
         if not self.panels:
             return self.data[ids]
@@ -132,94 +163,136 @@ class Packed:
             raise ValueError(
                 "rows are taken of a weight of which a part is quantized; valid: all or none of it"
             )
-        at, words = ids.numpy(), _words(self.data, self.data.shape[-1]).numpy()
-        rows = torch.from_numpy(words[at // PANEL, :, at % PANEL, 0])
+        numbers = ids.numpy()
+        words = _words(self.data, self.data.shape[-1]).numpy()
+        rows = torch.from_numpy(words[numbers // PANEL, :, numbers % PANEL, 0])
         return rows.view(self.data.dtype).to(self.dtype)
 
     def select(self, ids: Int[Tensor, " m"]) -> Packed:
-        """Some rows of a weight of one quantized format in panels, with the same numbers."""
-        (part,), at, to = self.parts, ids.numpy(), np.arange(len(ids))
-        form: Any = part.format
-        data = large_empty(-(-len(at) // PANEL), part.data.shape[1], dtype=torch.uint8).zero_()
-        old, new = (
-            x.numpy().reshape(len(x), self.columns // form.block, -1) for x in (part.data, data)
-        )
-        scales, start = PANEL * (2 if form.offset else 4), 0
-        for end, kind in (
-            (scales, np.uint16),
-            (form.head_bytes(), np.uint8),
-            (old.shape[2], np.uint32),
-        ):
-            source, made = (
-                x[..., start:end].view(kind).reshape(*x.shape[:2], -1, PANEL) for x in (old, new)
+        """Some rows of a weight of one quantized format in panels, with the same numbers.
+
+        Raises:
+            ValueError: the weight has several parts, or is in no quantized format.
+        """
+        form = self.parts[0].format
+        if len(self.parts) != 1 or form is None:
+            raise ValueError(
+                f"rows are selected of a weight in {len(self.parts)} parts, quantized: "
+                f"{self.stored}; valid: one part in a quantized format"
             )
-            made[to // PANEL, :, :, to % PANEL] = source[at // PANEL, :, :, at % PANEL]
-            start = end
-        chosen = copy.copy(self)
-        chosen.parts, chosen.rows, chosen.native = [Part(data, len(at), form)], len(at), None
-        return chosen
+        source = self.data
+        target = large_empty(panel_count(len(ids)), source.shape[1], dtype=torch.uint8).zero_()
+        blocks = self.columns // form.block
+        old_rows = ids.numpy()
+        new_rows = np.arange(len(ids))
+        begin = 0
+        for end, word in form.panel_sections():
+            old = _section(source, blocks, begin, end, word)
+            new = _section(target, blocks, begin, end, word)
+            values = old[old_rows // PANEL, :, :, old_rows % PANEL]
+            new[new_rows // PANEL, :, :, new_rows % PANEL] = values
+            begin = end
+        selected = copy.copy(self)
+        selected.parts = [Part(target, len(ids), form)]
+        selected.rows = len(ids)
+        selected.c_parts = None
+        return selected
 
     def unpack(self) -> Float[Tensor, "N K"]:
         """A weight without a quantized format as it was, of the type of products."""
         if not self.panels:
             return self.data
-        return (
-            self.data.transpose(1, 2)
-            .reshape(-1, self.columns)[: self.rows]
-            .contiguous()
-            .to(self.dtype)
-        )
+        rows = self.data.transpose(1, 2).reshape(-1, self.columns)[: self.rows]
+        return rows.contiguous().to(self.dtype)
 
 
-def _runs(parts: Sequence[Tensor | Stored]) -> list[Any]:
-    """Neighbours of one format together."""
-    return [list(run) for _, run in groupby(parts, lambda part: getattr(part, "format", None))]
+@dataclass(slots=True)
+class _StoredRun:
+    """Weights of one quantized format that follow each other."""
+
+    format: Format
+    weights: list[Stored]
 
 
-def _panels(parts: Sequence[Tensor], rows: int, room: Callable[..., Tensor]) -> Tensor:
-    """The panels of weights that stand one below the other."""
-    pairs, at = 2 if parts[0].dtype == torch.bfloat16 else 1, 0
-    made = room(-(-rows // PANEL), parts[0].shape[1] // pairs, PANEL, pairs, dtype=parts[0].dtype)
-    panels = _words(made, pairs)[..., 0]
-    if any(len(part) % PANEL for part in parts[:-1]):
-        parts = [torch.cat(list(parts))]
-    for part in parts:
-        whole, rest = divmod(len(part), PANEL)
-        words = _words(part, pairs)
-        panels[at : at + whole] = (
-            words[: whole * PANEL].unflatten(0, (whole, PANEL)).transpose(1, 2)
-        )
-        at += whole
-        if rest:
-            panels[at, :, rest:] = 0
-            panels[at, :, :rest] = words[whole * PANEL :].T
-    return made
+def _row_count(run: _StoredRun | list[Tensor]) -> int:
+    weights = run.weights if isinstance(run, _StoredRun) else run
+    return sum(len(weight) for weight in weights)
 
 
-def _words(numbers: Tensor, pairs: int) -> Tensor:
+def panel_count(rows: int) -> int:
+    """Panels that hold so many rows."""
+    return -(-rows // PANEL)
+
+
+def _value_type(weights: Sequence[Tensor | Stored]) -> torch.dtype:
+    """The type of the first tensor; float32 where all weights are stored quantized."""
+    dtypes = (weight.dtype for weight in weights if isinstance(weight, Tensor))
+    return next(dtypes, torch.float32)
+
+
+def _empty(arena: Arena | None, *shape: int, dtype: torch.dtype) -> Tensor:
+    """Uninitialised memory, of an arena where there is one."""
+    return large_empty(*shape, dtype=dtype) if arena is None else arena.empty(*shape, dtype=dtype)
+
+
+def _dense_panels(weights: Sequence[Tensor], arena: Arena | None) -> Tensor:
+    """The panels of weights that stand one below the other, all of one type."""
+    dtype = weights[0].dtype
+    pair = 2 if dtype == torch.bfloat16 else 1
+    rows = sum(len(weight) for weight in weights)
+    columns = weights[0].shape[1]
+    data = _empty(arena, panel_count(rows), columns // pair, PANEL, pair, dtype=dtype)
+    panels = _words(data, pair)[..., 0]
+    if any(len(weight) % PANEL for weight in weights[:-1]):
+        weights = [torch.cat(list(weights))]
+    first = 0
+    for weight in weights:
+        full, remainder = divmod(len(weight), PANEL)
+        words = _words(weight, pair)
+        by_panel = words[: full * PANEL].unflatten(0, (full, PANEL))
+        panels[first : first + full] = by_panel.transpose(1, 2)
+        first += full
+        if remainder:
+            panels[first, :, remainder:] = 0
+            panels[first, :, :remainder] = words[full * PANEL :].T
+    return data
+
+
+def _words(numbers: Tensor, pair: int) -> Tensor:
     """Two numbers of bfloat16 as one word; others as they are."""
-    if pairs == 1:
+    if pair == 1:
         return numbers
     numbers = numbers.contiguous()
-    return (numbers.clone() if numbers.storage_offset() % 2 else numbers).view(torch.int32)
+    if numbers.storage_offset() % 2:  # no address of a word
+        numbers = numbers.clone()
+    return numbers.view(torch.int32)
 
 
-@dataclass(frozen=True, slots=True)
+def _section(
+    panels: UInt8[Tensor, "P bytes"], blocks: int, begin: int, end: int, word: type[np.generic]
+) -> np.ndarray:
+    """Some bytes of each block of panels as words: (P, blocks, words a row, rows)."""
+    by_block = panels.numpy().reshape(len(panels), blocks, -1)
+    words = by_block[..., begin:end].view(word)
+    return words.reshape(len(panels), blocks, -1, PANEL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The numbers that describe a decoder's layers.
+    """The sizes, types and switches of a decoder's layers.
 
     Attributes:
         layers, hidden, inner, heads, kv_heads, width: L, D, the MLP's width, H, K and d.
         weights, keys: types of weights as products take them, and of keys and values: float32,
-            bfloat16 or float16.
+            bfloat16 or float16; keys and values also int8.
         active: type of what enters a product: bfloat16 for bfloat16 weights, else float32; int8
             (groups of 32 integers with a scale) where all weights are stored quantized.
-        eps: of the norms.
-        scale: of attention scores.
-        cap: of attention scores, ``cap * tanh(score / cap)``; 0: none.
-        residual: what attention and MLP add to a state is multiplied with.
+        eps: what norms add to the mean of squares.
+        scale: what products of queries and keys are multiplied with.
+        cap: attention scores become ``cap * tanh(score / cap)``; 0: they stay.
+        residual: what attention and MLP add to a state is multiplied with it.
         gelu: whether the MLP's activation is GeLU by its tanh, else SiLU.
-        whole_norms: whether norms of queries and keys are over all heads together.
+        norm_all_heads: whether norms of queries and keys are over all heads together.
         parallel: whether attention and MLP take in the same norm, of states without their mean.
     """
 
@@ -237,7 +310,7 @@ class Shape:
     cap: float = 0.0
     residual: float = 1.0
     gelu: bool = False
-    whole_norms: bool = False
+    norm_all_heads: bool = False
     parallel: bool = False
 
     @property
@@ -249,10 +322,6 @@ class Shape:
 def active_type(weights: torch.dtype) -> torch.dtype:
     """Type of what is multiplied with weights, or keys, of a type."""
     return torch.bfloat16 if weights == torch.bfloat16 else torch.float32
-
-
-#: the weights of a layer that are multiplied with, in the order of the kernels
-PRODUCTS = ("qkv", "out", "gate_up", "down")
 
 
 @dataclass(slots=True)
@@ -267,14 +336,15 @@ class LayerWeights:
         down: (D, inner).
         norm, mlp_norm: weights of the RMS norms before attention and before the MLP; None where
             states enter as they are.
-        out_norm, down_norm: of the norms of what attention and MLP add to a state.
-        query_norm, key_norm: of the norms of each head's query and key, or of all heads' together.
-        rope: which of the sets of angles turns queries and keys; -1: none.
+        out_norm, down_norm: weights of the norms of what attention and MLP add to a state.
+        query_norm, key_norm: weights of the norms of each head's query and key, or of all heads'
+            together.
+        rope: which of the sets of angles rotates queries and keys; -1: none.
         window: newest keys that a token sees (itself included); 0 is all.
         wide_keys: whether keys, where a cache keeps whole numbers, are of 16 bits.
-        beside: of a drafter's layer: what is added to queries, keys and values from a second input,
-            of which a pass has a row beside each of its states, ((H + 2 K) d, D).
-        beside_norm: of the norm of that input.
+        second_qkv: of a drafter's layer: adds to queries, keys and values from a second input, of
+            which a pass has a row for each of its states, ((H + 2 K) d, D).
+        second_norm: weight of the norm of that input.
     """
 
     qkv: Packed
@@ -294,14 +364,13 @@ class LayerWeights:
     rope: int = 0
     window: int = 0
     wide_keys: bool = False
-    beside: Packed | None = None
-    beside_norm: Tensor | None = None
+    second_qkv: Packed | None = None
+    second_norm: Tensor | None = None
 
     def packed(self) -> list[Packed]:
-        """Those of :data:`PRODUCTS`, and what is beside them."""
-        return [getattr(self, name) for name in PRODUCTS] + (
-            [] if self.beside is None else [self.beside]
-        )
+        """All weights that are multiplied with."""
+        weights = [self.qkv, self.out, self.gate_up, self.down]
+        return weights if self.second_qkv is None else [*weights, self.second_qkv]
 
     def tensors(self) -> Iterator[Tensor]:
         """Everything that a pass reads."""

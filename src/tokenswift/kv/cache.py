@@ -7,6 +7,7 @@ the committed ones, and ``commit`` moves the accepted rows into place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -19,6 +20,32 @@ CHUNK = 256
 #: entries before its window that a tail keeps at least, so that a text can be continued from before
 #: its end
 BACK = 1024
+
+
+class LayerEntries(NamedTuple):
+    """Where the entries of one layer are.
+
+    Attributes:
+        data: the tensor that holds them, (2 · layers, K, capacity, d).
+        index: the layer's number in it.
+        length: entries before those of the pass.
+        ordered: whether they are in order of position.
+    """
+
+    data: Tensor
+    index: int
+    length: int
+    ordered: bool
+
+    @property
+    def keys(self) -> Float[Tensor, "K capacity d"]:
+        """Its keys, those of the pass included."""
+        return self.data[2 * self.index]
+
+    @property
+    def values(self) -> Float[Tensor, "K capacity d"]:
+        """Its values, those of the pass included."""
+        return self.data[2 * self.index + 1]
 
 
 class KVCache:
@@ -56,15 +83,14 @@ class KVCache:
         """Called before a pass with this many rows."""
         raise NotImplementedError
 
-    def of_layer(self, layer: int) -> tuple[Tensor, int, int, bool]:
-        """Where a layer's entries are: the tensor, the layer's number in it, the number of entries
-        before the pass, and whether these are in order of position."""
+    def of_layer(self, layer: int) -> LayerEntries:
+        """Where a layer's entries are, in the tail or outside it."""
         if self.tail is None:
-            return self.data, layer, self.length, self.ordered
-        apart, number = self.tail.places[layer]
-        if apart:
-            return self.tail.entries.data, number, self.tail_length, True
-        return self.data, number, self.length, self.ordered
+            return LayerEntries(self.data, layer, self.length, self.ordered)
+        in_tail, index = self.tail.places[layer]
+        if in_tail:
+            return LayerEntries(self.tail.entries.data, index, self.tail_length, ordered=True)
+        return LayerEntries(self.data, index, self.length, self.ordered)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """:attr:`length`, under the name that transformers asks for."""

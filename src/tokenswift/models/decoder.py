@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tokenswift.config.loading import LoadConfig
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.batch import Taps, check_ids
+from tokenswift.kernels.batch import LayerFeatures, LayerPass, check_ids
 from tokenswift.kernels.cpu.structs import TYPES
 from tokenswift.kernels.formats import Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
@@ -103,16 +103,25 @@ class NativeTarget(BaseTarget):
         del self._weights, self._arena, self._to_release
         if files:
             release_free_memory()
-        sizes = (self.layers, self.hidden_size, layout.intermediate_size)
-        heads = (layout.num_attention_heads, self.kv_heads, self.head_dim)
-        types = (self.dtype, self.kv_dtype, active_type(self.dtype))
-        gelu, whole_norms = (
-            layout.family.activation == GELU,
-            layout.family.head_norms == "projection",
+        shape = Shape(
+            layers=self.layers,
+            hidden=self.hidden_size,
+            inner=layout.intermediate_size,
+            heads=layout.num_attention_heads,
+            kv_heads=self.kv_heads,
+            width=self.head_dim,
+            weights=self.dtype,
+            keys=self.kv_dtype,
+            active=active_type(self.dtype),
+            eps=layout.eps,
+            scale=layout.scale,
+            cap=layout.score_cap,
+            residual=layout.residual,
+            gelu=layout.family.activation == GELU,
+            norm_all_heads=layout.family.head_norms == "projection",
+            parallel=layout.family.parallel,
         )
-        switches = (layout.score_cap, layout.residual, gelu, whole_norms, layout.family.parallel)
-        shape = Shape(*sizes, *heads, *types, layout.eps, layout.scale, *switches)
-        self.body: Any = backend.body(shape, weights)
+        self.body = backend.body(shape, weights)
         self._angles = AngleTable(rotary)
         layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
         self.weight_bytes = layer_bytes + self.head.nbytes
@@ -128,10 +137,22 @@ class NativeTarget(BaseTarget):
         batch, layers = self.backend.batch(segments, self.body.shape), self.feature_layers
         states = self.embed(batch.tokens).float()
         cos, sin = self._angles.at(batch.positions)
-        taps = Taps(layers, states.new_empty(len(layers), *states.shape)) if layers else None
-        queries = self.backend.layers(self.body, states, cos, sin, batch, keep_queries, taps)
-        found = zip(batch.rows(), queries, strict=True)
-        return [Pass(states[rows], own, taps and taps.states[:, rows]) for rows, own in found]
+        features = None
+        if layers:
+            features = LayerFeatures(layers, states.new_empty(len(layers), *states.shape))
+        layer_pass = LayerPass(
+            batch=batch,
+            states=states,
+            cos=cos,
+            sin=sin,
+            keep_queries=keep_queries,
+            features=features,
+        )
+        queries = self.backend.layers(self.body, layer_pass)
+        return [
+            Pass(states[rows], each, None if features is None else features.states[:, rows])
+            for rows, each in zip(batch.rows(), queries, strict=True)
+        ]
 
     @torch.inference_mode()
     def norm(self, hidden: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from tokenswift.config.loading import LoadConfig
+from tokenswift.kernels.attention import AttentionContext, Masks
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.batch import check_ids
 from tokenswift.kv.passes import Pass, Segment
@@ -39,14 +40,14 @@ class PassContext:
         backend: the backend that computes attention.
         queries: filled with the rotated queries of each layer (H, n, d).
         windows: filled with the sliding window of each layer.
-        notes: see `Backend.attend`.
+        masks: masks of attention that layers share.
     """
 
     segment: Segment
     backend: Backend
     queries: list[Tensor] = field(default_factory=list)
     windows: list[int | None] = field(default_factory=list)
-    notes: dict[Any, Any] = field(default_factory=dict)
+    masks: Masks = field(default_factory=dict)
 
 
 def attention(
@@ -86,14 +87,16 @@ def attention(
     sinks = None if s_aux is None else s_aux.to(computes.device)
     out = computes.attend(
         rows,
-        layer,
-        cache,
-        parents,
-        scale,
-        window,
-        softcap=softcap,
-        sinks=sinks,
-        notes=context.notes,
+        AttentionContext(
+            layer=layer,
+            cache=cache,
+            parents=parents,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            masks=context.masks,
+        ),
     )
     return out.to(query.device, query.dtype)[None], None
 

@@ -86,11 +86,11 @@ def _made(device: torch.device, wanted: str) -> Backend | str:
     ):
         return Backend(device)
     if device.type == "cuda":
-        from tokenswift.kernels.cuda.check import started
+        from tokenswift.kernels.cuda.check import open_backend
 
-        found = started(device)
+        found = open_backend(device)
         return f"the CUDA kernels do not work here ({found})" if isinstance(found, str) else found
-    return cpu.started(cache_dir() / "kernels")
+    return cpu.open_backend(cache_dir() / "kernels")
 
 
 def check_model(model: Any) -> None:

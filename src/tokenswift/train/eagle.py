@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenswift.files import replacing
-from tokenswift.kernels.attention import turned
+from tokenswift.kernels.attention import rotated
 from tokenswift.kernels.formats import Q8_0
 from tokenswift.loader.gguf import straight
 from tokenswift.speculation.eagle.config import FEATURES, NAMES, EagleConfig
@@ -193,11 +193,11 @@ class EagleStudent(Student):
             F.linear(x, t[name]).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
             for name in "qkv"
         )
-        keys.append(turned(k, *angles))
+        keys.append(rotated(k, *angles))
         values.append(v)
         mask = seen_rows(state.shape[1], len(keys) - 1, self.config.window).to(x.device)
         seen = F.scaled_dot_product_attention(
-            turned(q, *angles), torch.cat(keys, 2), torch.cat(values, 2), mask, enable_gqa=True
+            rotated(q, *angles), torch.cat(keys, 2), torch.cat(values, 2), mask, enable_gqa=True
         )
         rows = state + F.linear(seen.transpose(1, 2).flatten(2), t["o"])
         x = self._norm(rows, "post_norm")

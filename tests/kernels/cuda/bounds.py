@@ -4,6 +4,7 @@ have, and products sum in an order of their own."""
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenswift.kernels.cuda.launch import Kernels
+from tokenswift.kernels.cuda.launch import Kernels, TritonKernel
 
 
-def memory(given: dict[str, Any]) -> np.ndarray:
-    """Start and end of each tensor's memory, (m, 2), by their starts: of those given, and of all
-    others, as kernels find caches by their distance from one place."""
-    found = dict[int, int]()
-    for one in (*given.values(), *gc.get_objects()):
-        if type(one) in (Tensor, torch.nn.Parameter) and one.device.type == "cpu":
-            storage = one.untyped_storage()
-            found[storage.data_ptr()] = storage.data_ptr() + storage.nbytes()
-    return np.array(sorted(found.items()), dtype=np.int64)
+def memory_of(arguments: Mapping[str, object]) -> np.ndarray:
+    """Start and end of each tensor's memory, (m, 2), by their starts: of a kernel's arguments, and
+    of all others, as kernels find caches by their distance from one place."""
+    ends = dict[int, int]()
+    for each in (*arguments.values(), *gc.get_objects()):
+        if type(each) in (Tensor, torch.nn.Parameter) and each.device.type == "cpu":
+            storage = each.untyped_storage()
+            ends[storage.data_ptr()] = storage.data_ptr() + storage.nbytes()
+    return np.array(sorted(ends.items()), dtype=np.int64)
 
 
 @pytest.fixture(autouse=True)
@@ -30,30 +31,42 @@ def in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that reads or writes anywhere else fails before it does."""
     from triton.runtime.interpreter import InterpreterBuilder
 
-    run, known = Kernels.run, [np.empty((0, 2), dtype=np.int64)]
+    run = Kernels.run
+    known = [np.empty((0, 2), dtype=np.int64)]
 
-    def started(self: Any, *args: Any, **given: Any) -> None:
-        known[0] = memory(given)
-        run(self, *args, **given)
+    def run_and_note(
+        self: Kernels,
+        kernel: TritonKernel,
+        grid: tuple[int, ...],
+        warps: int,
+        stages: int,
+        **arguments: object,
+    ) -> None:
+        known[0] = memory_of(arguments)
+        run(self, kernel, grid, warps, stages, **arguments)
 
-    def looked_at(real: Any) -> Any:
-        def access(self: Any, pointers: Any, *rest: Any) -> Any:
-            mask = rest[0] if real.__name__ == "create_masked_load" else rest[1]
-            asked = np.broadcast_to(mask.data, pointers.data.shape).astype(bool)
-            places, size = (
-                pointers.data[asked].astype(np.int64),
-                pointers.get_element_ty().primitive_bitwidth // 8,
-            )
-            at = np.searchsorted(known[0][:, 0], places, side="right") - 1
-            out = (at < 0) | (places + size > known[0][np.maximum(at, 0), 1])
-            assert not out.any(), f"{int(out.sum())} of {len(places)} places are in no tensor"
-            return real(self, pointers, *rest)
+    def check(pointers: Any, mask: Any) -> None:
+        accessed = np.broadcast_to(mask.data, pointers.data.shape).astype(bool)
+        places = pointers.data[accessed].astype(np.int64)
+        size = pointers.get_element_ty().primitive_bitwidth // 8
+        starts = known[0][:, 0]
+        ends = known[0][:, 1]
+        nearest = np.searchsorted(starts, places, side="right") - 1
+        outside = (nearest < 0) | (places + size > ends[np.maximum(nearest, 0)])
+        count = int(outside.sum())
+        assert count == 0, f"{count} of {len(places)} places are in no tensor"
+
+    def checked(real: Callable[..., object], mask_index: int) -> Callable[..., object]:
+        def access(self: object, pointers: object, *arguments: object) -> object:
+            check(pointers, arguments[mask_index])
+            return real(self, pointers, *arguments)
 
         return access
 
-    monkeypatch.setattr(Kernels, "run", started)
-    for name in ("create_masked_load", "create_masked_store"):
-        monkeypatch.setattr(InterpreterBuilder, name, looked_at(getattr(InterpreterBuilder, name)))
+    monkeypatch.setattr(Kernels, "run", run_and_note)
+    for name, mask_index in (("create_masked_load", 0), ("create_masked_store", 1)):
+        real = getattr(InterpreterBuilder, name)
+        monkeypatch.setattr(InterpreterBuilder, name, checked(real, mask_index))
 
 
 @pytest.fixture(autouse=True)
@@ -62,11 +75,12 @@ def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     the shape and the processor, so that equal bits would say nothing of the kernels."""
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    def create_dot(self: Any, a: Any, b: Any, d: Any, *how: Any) -> Any:
-        x, y = a.data.astype(d.data.dtype), b.data.astype(d.data.dtype)
+    def create_dot(self: object, a: Any, b: Any, d: Any, *options: object) -> object:
+        left = a.data.astype(d.data.dtype)
+        right = b.data.astype(d.data.dtype)
         total = np.zeros_like(d.data)
-        for k in range(x.shape[-1]):
-            total += x[..., :, k, None] * y[..., k, None, :]
+        for k in range(left.shape[-1]):
+            total += left[..., :, k, None] * right[..., k, None, :]
         return TensorHandle(total + d.data, d.dtype.scalar)
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)

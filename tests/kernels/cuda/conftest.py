@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.kernels.cuda.cases import standing
+from tests.kernels.cuda.cases import backend_on_cpu
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.models import target as targets
 
@@ -24,6 +24,6 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> CudaBackend:
     """The backend of the CPU for this test: the kernels' work by torch, row by row."""
-    made = standing()
-    monkeypatch.setitem(targets._backends, "cpu", made)
-    return made
+    backend = backend_on_cpu()
+    monkeypatch.setitem(targets._backends, "cpu", backend)
+    return backend

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.families import rare
-from tests.kernels.cuda.cases import product, standing
+from tests.kernels.cuda.cases import backend_on_cpu, product
 from tests.lossless.test_strategies import PROMPT, draft_for, runs
 from tests.lossless.test_tokens import PAPER, random_heads
 from tests.tiny import FAMILIES, SWITCHED, VOCAB, tiny_model
@@ -36,20 +36,22 @@ LONG = torch.randint(2, VOCAB, (300,), generator=torch.Generator().manual_seed(6
 def test_passes_are_those_of_the_torch_path(backend: CudaBackend, family: str) -> None:
     """A prompt that is read at once, a few rows, and a tree; windows included."""
     model = tiny_model(family)
-    ours, torchs = (NativeTarget(model, each, rotary_of(model)) for each in (backend, Backend()))
-    found = []
-    for target in (ours, torchs):
-        cache, states = target.new_cache(320), []
-        for rows, parents in ((200, None), (100, None), (5, None), (5, [-1, 0, 0, 1, 3])):
-            at = cache.length
-            made = target.forward(
-                torch.tensor(LONG[:rows]), torch.arange(at, at + rows), cache, parents
-            )
-            cache.commit(tuple(range(rows)))
-            states.append(target.logits(made.hidden))
-            assert made.queries[0].shape[1] == rows
-        found.append(torch.cat(states))
-    assert float((found[0] - found[1]).norm() / found[1].norm()) < 1e-4
+    logits = logits_of(NativeTarget(model, backend, rotary_of(model)))
+    expected = logits_of(NativeTarget(model, Backend(), rotary_of(model)))
+    assert float((logits - expected).norm() / expected.norm()) < 1e-4
+
+
+def logits_of(target: NativeTarget) -> Tensor:
+    """Of the prompt, a few rows, and a tree, each of which has its queries."""
+    cache = target.new_cache(320)
+    logits: list[Tensor] = []
+    for rows, parents in ((200, None), (100, None), (5, None), (5, [-1, 0, 0, 1, 3])):
+        positions = torch.arange(cache.length, cache.length + rows)
+        result = target.forward(torch.tensor(LONG[:rows]), positions, cache, parents)
+        cache.commit(tuple(range(rows)))
+        logits.append(target.logits(result.hidden))
+        assert result.queries[0].shape[1] == rows
+    return torch.cat(logits)
 
 
 @pytest.mark.parametrize("family", ["llama", *(rare(name) for name in ("qwen3", *SWITCHED))])
@@ -57,13 +59,14 @@ def test_every_strategy_writes_what_plain_decoding_writes(
     backend: CudaBackend, family: str
 ) -> None:
     llm = LLM.from_model(tiny_model(family), heads=random_heads("medusa", 48, VOCAB))
-    assert llm.target.backend is backend and isinstance(llm.target, NativeTarget)
-    params = PAPER
-    plain = llm.generate(PROMPT, 20, "autoregressive", sampling=params, ignore_eos=True)
+    assert llm.target.backend is backend
+    assert isinstance(llm.target, NativeTarget)
+    plain = llm.generate(PROMPT, 20, "autoregressive", sampling=PAPER, ignore_eos=True)
     for strategy, options in runs(draft_for(family)):
-        got = llm.generate(PROMPT, 20, strategy, options, params, ignore_eos=True)
-        assert got.token_ids == plain.token_ids, (strategy, options)
-    assert llm.generate(PROMPT, 20, sampling=params, ignore_eos=True).token_ids == plain.token_ids
+        drafted = llm.generate(PROMPT, 20, strategy, options, PAPER, ignore_eos=True)
+        assert drafted.token_ids == plain.token_ids, (strategy, options)
+    automatic = llm.generate(PROMPT, 20, sampling=PAPER, ignore_eos=True)
+    assert automatic.token_ids == plain.token_ids
 
 
 def coarse(states: Tensor, weight: Tensor) -> Tensor:
@@ -75,7 +78,7 @@ def coarse(states: Tensor, weight: Tensor) -> Tensor:
 def target(monkeypatch: pytest.MonkeyPatch) -> NativeTarget:
     monkeypatch.setattr(NativeTarget, "prefill_chunk", 80)
     model = tiny_model("llama")
-    return NativeTarget(model, standing(coarse), rotary_of(model))
+    return NativeTarget(model, backend_on_cpu(coarse), rotary_of(model))
 
 
 def sequence_of(target: NativeTarget, tokens: list[int], prompt: int) -> SequenceState:
@@ -89,25 +92,29 @@ def test_a_text_that_goes_on_has_the_bits_that_it_was_written_with(
 ) -> None:
     """Its prompt is read as before, what was written is decoded again: whole, or a pass at a
     time."""
-    assert target.equal_bits and not target.prefill_keeps_bits
+    assert target.equal_bits
+    assert not target.prefill_keeps_bits
     first = sequence_of(target, LONG[:200], 200)
     prefill(first)
-    first.strategy, first.remaining = autoregressive(None, None, first.sampler), 100
+    first.strategy = autoregressive(None, None, first.sampler)
+    first.remaining = 100
     first.strategy.begin(first)
     while first.remaining:
         assert isinstance(step([first])[0], Step)
-    known, told = first.cache.length, []
+    length = first.cache.length
+    assert length == 299
+    progress: list[tuple[str, int, int]] = []
     again = sequence_of(target, first.tokens, 200)
-    while prefill(again, lambda *progress: told.append(progress), rows):
+    while prefill(again, lambda *report: progress.append(report), rows):
         assert rows is not None
-    assert again.cache.length == known == 299 and told[-1] == ("prompt", known, known)
-    assert torch.equal(again.cache.data[:, :, :known], first.cache.data[:, :, :known])
-    assert again.last_pass is not None and len(again.last_pass.hidden) >= OBSERVED
-    read = sequence_of(
-        target, first.tokens, known + 1
-    )  # the same tokens as a prompt have other bits
-    prefill(read)
-    assert not torch.equal(read.cache.data[:, :, :known], first.cache.data[:, :, :known])
+    assert again.cache.length == length
+    assert progress[-1] == ("prompt", length, length)
+    assert torch.equal(again.cache.data[:, :, :length], first.cache.data[:, :, :length])
+    assert again.last_pass is not None
+    assert len(again.last_pass.hidden) >= OBSERVED
+    as_prompt = sequence_of(target, first.tokens, length + 1)
+    prefill(as_prompt)  # the same tokens as a prompt have other bits
+    assert not torch.equal(as_prompt.cache.data[:, :, :length], first.cache.data[:, :, :length])
 
 
 def test_runs_are_resumed_and_texts_share_passes(
@@ -117,20 +124,21 @@ def test_runs_are_resumed_and_texts_share_passes(
     monkeypatch.setattr(backend, "_product", coarse)
     llm = LLM.from_model(tiny_model("llama"))
     params = SamplingParams(seed=3, temperature=1.5)
-    whole = llm.generate(LONG[:200], 60, "autoregressive", sampling=params, ignore_eos=True)
+    run_dir = tmp_path / "run"
+    full = llm.generate(LONG[:200], 60, "autoregressive", sampling=params, ignore_eos=True)
     part = llm.generate(
-        LONG[:200], 25, "autoregressive", sampling=params, ignore_eos=True, run_dir=tmp_path / "run"
+        LONG[:200], 25, "autoregressive", sampling=params, ignore_eos=True, run_dir=run_dir
     )
-    assert part.token_ids == whole.token_ids[:25]
-    assert resume(tmp_path / "run", max_new_tokens=60, llm=llm).token_ids == whole.token_ids
+    assert part.token_ids == full.token_ids[:25]
+    assert resume(run_dir, max_new_tokens=60, llm=llm).token_ids == full.token_ids
+    requests = [
+        Request(prompt=LONG[:size], max_new_tokens=20, sampling=params, ignore_eos=True)
+        for size in (200, 190, 40)
+    ]
     with Scheduler(llm) as scheduler:
-        asked = [
-            Request(prompt=LONG[:size], max_new_tokens=20, sampling=params, ignore_eos=True)
-            for size in (200, 190, 40)
-        ]
-        tickets = [scheduler.submit(request) for request in asked]
-        found = [ticket.result.token_ids for ticket in tickets if ticket.wait()]
-    for request, tokens in zip(asked, found, strict=True):
+        tickets = [scheduler.submit(request) for request in requests]
+        batched = [ticket.result.token_ids for ticket in tickets if ticket.wait()]
+    for request, tokens in zip(requests, batched, strict=True):
         alone = llm.generate(request.prompt, 20, "autoregressive", sampling=params, ignore_eos=True)
         assert tokens == alone.token_ids
 
@@ -139,8 +147,7 @@ def test_runs_are_resumed_and_texts_share_passes(
 def test_int8_is_refused_in_a_line(
     backend: CudaBackend, option: str, tiny_folder: Callable[..., Path]
 ) -> None:
-    asked: Any = {option: "int8"}
-    with pytest.raises(
-        InputError, match=rf"^{option} is 'int8', but .*; valid: auto, float32, bfloat16"
-    ):
-        LLM(tiny_folder(), heads="none", device="cpu", **asked)
+    options: Any = {option: "int8"}
+    line = rf"^{option} is 'int8', but .*; valid: auto, float32, bfloat16"
+    with pytest.raises(InputError, match=line):
+        LLM(tiny_folder(), heads="none", device="cpu", **options)

@@ -1,15 +1,13 @@
-"""Which row counts the library's products are asked for, and what becomes of weights."""
+"""Which row counts products are computed at, and what becomes of weights."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.cuda.cases import random, standing
-from tokenswift.kernels.cuda.products import sizes_that_keep
+from tests.kernels.cuda.cases import backend_on_cpu, random
+from tokenswift.kernels.cuda.products import Product, counts_that_keep_bits
 from tokenswift.kernels.formats import Q4_1, Stored
 
 
@@ -24,9 +22,9 @@ def by_count(states: Tensor, weight: Tensor) -> Tensor:
 
 
 def by_place(states: Tensor, weight: Tensor) -> Tensor:
-    found = exact(states, weight)
-    found[5] += 1e-3
-    return found
+    out = exact(states, weight)
+    out[5] += 1e-3
+    return out
 
 
 def by_neighbour(states: Tensor, weight: Tensor) -> Tensor:
@@ -34,42 +32,47 @@ def by_neighbour(states: Tensor, weight: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "library,sizes", [(exact, (16, 64)), (by_count, (64,)), (by_place, ()), (by_neighbour, ())]
+    "library,counts", [(exact, (16, 64)), (by_count, (64,)), (by_place, ()), (by_neighbour, ())]
 )
-def test_products_are_asked_for_the_row_counts_at_which_rows_keep_their_bits(
-    library: Any, sizes: tuple[int, ...], caplog: pytest.LogCaptureFixture
+def test_products_have_row_counts_at_which_rows_keep_their_bits(
+    library: Product, counts: tuple[int, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked: list[int] = []
+    calls: list[int] = []
 
     def counted(states: Tensor, weight: Tensor) -> Tensor:
-        asked.append(len(states))
+        calls.append(len(states))
         return library(states, weight)
 
-    weight, states, bias = random(12, 32), random(3, 32, seed=4), random(12, seed=5)
-    assert sizes_that_keep(library, weight) == sizes
-    backend = standing(counted)
+    weight = random(12, 32)
+    states = random(3, 32, seed=4)
+    bias = random(12, seed=5)
+    assert counts_that_keep_bits(library, weight) == counts
+    backend = backend_on_cpu(counted)
     packed = backend.pack(weight)
-    probed = len(asked)
+    probed = len(calls)
     backend.pack(random(12, 32, seed=1))  # of a shape that is known
-    assert len(asked) == probed and backend.equal_bits is bool(sizes)
-    assert ["do not keep rows' bits" in message for message in caplog.messages] == [True] * (
-        not sizes
-    )
-    found = backend.linear(states, packed, bias)
-    torch.testing.assert_close(found, states @ weight.T + bias, rtol=1e-2, atol=1e-2)
-    assert asked[probed:] == [sizes[0] if sizes else 16]
+    assert len(calls) == probed
+    assert backend.equal_bits is bool(counts)
+    warnings = ["do not keep rows' bits" in message for message in caplog.messages]
+    assert warnings == [True] * (not counts)
+    out = backend.linear(states, packed, bias)
+    torch.testing.assert_close(out, states @ weight.T + bias, rtol=1e-2, atol=1e-2)
+    assert calls[probed:] == [counts[0] if counts else 16]
 
 
 def test_quantized_weights_become_floats() -> None:
-    stored, dense = Stored(Q4_1, Q4_1.encode(random(32, 64))), random(5, 64, seed=1)
-    backend = standing()
+    stored = Stored(Q4_1, Q4_1.encode(random(32, 64)))
+    dense = random(5, 64, seed=1)
+    backend = backend_on_cpu()
     packed = backend.pack([stored, dense], torch.bfloat16)
-    whole = torch.cat((stored.decode(), dense)).bfloat16()
-    assert not packed.stored and torch.equal(packed.data, whole)
+    expected = torch.cat((stored.decode(), dense)).bfloat16()
+    assert not packed.stored
+    assert torch.equal(packed.data, expected)
     ids = torch.tensor([36, 1])
-    assert torch.equal(backend.take(packed, ids), whole[ids])
-    assert not backend.keeps("q4_1", torch.bfloat16) and not backend.has_int8_keys(64)
+    assert torch.equal(backend.take(packed, ids), expected[ids])
+    assert not backend.keeps("q4_1", torch.bfloat16)
+    assert not backend.has_int8_keys(64)
     states = random(130, 64, seed=2)  # more rows than a product takes
     torch.testing.assert_close(
-        backend.linear(states, packed), states.bfloat16().float() @ whole.float().T
+        backend.linear(states, packed), states.bfloat16().float() @ expected.float().T
     )

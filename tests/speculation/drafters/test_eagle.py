@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests import eagles
-from tests.kernels.cuda.cases import standing
+from tests.kernels.cuda.cases import backend_on_cpu
 from tests.models.test_families import FAMILIES, family_model
 from tests.speculation.drafters.prices import always, fix_prices
 from tests.speculation.drafters.scripted import prompt, scripted_model
@@ -172,7 +172,7 @@ def test_features_are_the_states_between_layers(kind: str) -> None:
     if kind == "transformers":
         target: Any = GenericTarget(model, backend_for(), rotary_of(model))
     else:
-        backend = {"kernels": backend_for(), "torch": Backend(), "cuda": standing()}[kind]
+        backend = {"kernels": backend_for(), "torch": Backend(), "cuda": backend_on_cpu()}[kind]
         target = NativeTarget(model, backend, rotary_of(model))
     cache, other = target.new_cache(80), target.new_cache(80)
     assert target.prefill(TEXT[:7], other).features is None

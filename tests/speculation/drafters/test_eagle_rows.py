@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.default_model import prompt_of
-from tests.kernels.cuda.cases import standing
+from tests.kernels.cuda.cases import backend_on_cpu
 from tests.speculation.drafters.prices import always, fix_prices
 from tests.speculation.eagle.reference import EagleCache, EagleReference
 from tests.speculation.eagle_drafters import random_eagle
@@ -59,7 +59,7 @@ def reference_of(weights: EagleWeights, model: Any) -> EagleReference:
 
 def backends() -> list[Backend]:
     """The kernels, the reference in torch, and the CUDA backend with its kernels' work by torch."""
-    return [backend_for(), Backend(), standing()]
+    return [backend_for(), Backend(), backend_on_cpu()]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokenswift.kernels.attention import turned
+from tokenswift.kernels.attention import rotated
 from tokenswift.loader.weights import unstored
 from tokenswift.speculation.eagle.config import EagleWeights
 
@@ -114,7 +114,7 @@ class EagleReference:
         q, k, v = (F.linear(x, t[name], t.get(f"{name}_bias")) for name in "qkv")
         q, k, v = (rows.unflatten(-1, (-1, config.head_dim)).transpose(0, 1) for rows in (q, k, v))
         angles = self.rotary.angles(positions)
-        q, k = turned(self._norm(q, "q_norm"), *angles), turned(self._norm(k, "k_norm"), *angles)
+        q, k = rotated(self._norm(q, "q_norm"), *angles), rotated(self._norm(k, "k_norm"), *angles)
         keys, values = cache.add(k, v, positions)
         seen = cache.positions[None] <= positions[:, None]
         if self.window:

@@ -7,9 +7,9 @@ import ctypes
 import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
-from ctypes import byref, c_int32, c_long, c_void_p
+from ctypes import byref, c_int32, c_void_p
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,16 +17,25 @@ from torch import Tensor
 
 from tokenswift.checks import check_tokens
 from tokenswift.config.sampling import SamplingParams
+from tokenswift.kernels.attention import AttentionContext
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.batch import Batch, Body, Taps
+from tokenswift.kernels.batch import Body, LayerPass
 from tokenswift.kernels.cpu import structs
 from tokenswift.kernels.cpu.int8_cache import Pages
 from tokenswift.kernels.cpu.library import library, processor
 from tokenswift.kernels.cpu.ranker import NativeRanker
-from tokenswift.kernels.cpu.structs import address, vector
-from tokenswift.kernels.formats import FORMATS, PANEL, Stored
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
-from tokenswift.kv.cache import Entries, FullCache, KVCache
+from tokenswift.kernels.cpu.structs import address, vector_address
+from tokenswift.kernels.formats import FORMATS, Stored
+from tokenswift.kernels.weights import (
+    LayerWeights,
+    Packed,
+    Shape,
+    WritePanels,
+    active_type,
+    panel_count,
+)
+from tokenswift.kv.cache import Entries, FullCache
+from tokenswift.kv.passes import Segment
 
 
 class CpuBackend(Backend):
@@ -42,7 +51,8 @@ class CpuBackend(Backend):
     """
 
     name = "native"
-    fused = equal_bits = True
+    fused = True
+    equal_bits = True
     formats = tuple(FORMATS)
 
     def __init__(self, library: ctypes.CDLL, threads: int | None = None) -> None:
@@ -50,19 +60,26 @@ class CpuBackend(Backend):
         self._lib = library
         self._threads = threads
         structs.declare(library)
-        self.build = ctypes.string_at(
-            ctypes.addressof(ctypes.c_char.in_dll(library, "ts_build"))
-        ).decode()
+        build = ctypes.c_char.in_dll(library, "ts_build")
+        self.build = ctypes.string_at(ctypes.addressof(build)).decode()
 
-    def fill(self, stored: Stored, panels: Tensor) -> None:
-        """The panels of a quantized weight, on all threads."""
-        form, blocks = stored.format, stored.blocks.contiguous()
-        (rows, columns), size = stored.shape, blocks.shape[1]
+    def _panel_writer(self) -> WritePanels:
+        """See :meth:`Backend._panel_writer`; on all threads."""
+        return self._write_panels
+
+    def _write_panels(self, stored: Stored, panels: Tensor) -> None:
+        form = stored.format
+        blocks = stored.blocks.contiguous()
+        rows, columns = stored.shape
+        row_bytes = blocks.shape[1]
+        panel_bytes = form.panel_bytes(columns)
         self._lib.ts_pack(
-            address("panels", panels, torch.uint8, -(-rows // PANEL), form.panel_bytes(columns)),
+            address("panels", panels, torch.uint8, panel_count(rows), panel_bytes),
             structs.LOW + form.code,
-            address("blocks", blocks, torch.uint8, rows, size),
-            *(rows, size, columns),
+            address("blocks", blocks, torch.uint8, rows, row_bytes),
+            rows,
+            row_bytes,
+            columns,
             self._count(),
         )
 
@@ -104,89 +121,89 @@ class CpuBackend(Backend):
             ValueError: activations of another type than products with these weights take.
         """
         stored = all(weight.stored for layer in weights for weight in layer.packed())
-        valid = [active_type(shape.weights), *([torch.int8] if stored else [])]
+        valid = [active_type(shape.weights)]
+        if stored:
+            valid.append(torch.int8)
         if shape.active not in valid:
             raise ValueError(f"activations are {shape.active}; valid with these weights: {valid}")
-        return Body(shape, weights, (structs.shape_of(shape), structs.layers_of(shape, weights)))
+        c_shape = structs.shape_of(shape)
+        c_layers = structs.layers_of(shape, weights)
+        return CpuBody(shape, weights, c_shape, c_layers)
 
-    def layers(
-        self,
-        body: Body,
-        states: Float[Tensor, "n D"],
-        cos: Float[Tensor, "*sets n half"],
-        sin: Float[Tensor, "*sets n half"],
-        batch: Batch,
-        keep: bool = True,
-        taps: Taps | None = None,
-        beside: Float[Tensor, "n D"] | None = None,
-    ) -> list[Float[Tensor, "L H m d"]]:
-        """See :meth:`Backend.layers`."""
-        shape, segments, (c_shape, c_layers) = body.shape, batch.segments, body.native
-        layers = shape.layers if keep else 1
-        found: list[Tensor] = []
-        rows = (structs.CRows * len(segments))()
-        for entry, segment in zip(rows, segments, strict=True):
-            count = len(segment.tokens)
-            structs.describe(entry, segment.cache, count, segment.parents)
-            sizes = (layers, shape.heads, count, shape.width)
-            found.append(torch.empty(sizes, dtype=shape.queries, device="cpu"))
-            entry.queries = address("queries", found[-1], shape.queries, *sizes)
-            tail = segment.cache.tail
-            in_tail = [tail is not None and layer.window > 0 for layer in body.weights]
-            if tail is not None:
-                entry.tail_before = segment.cache.tail_length
-                entry.tail_capacity = tail.entries.capacity
-                entry.tail = _entries_address(tail.entries, body, in_tail, True)
-            entry.keys_values = _entries_address(segment.cache.entries, body, in_tail, False)
-        count = sum(entry.n for entry in rows)
-        args = structs.CPass(n=count, count=len(segments), threads=self._count(), keep=keep)
-        args.rows = ctypes.addressof(rows)
-        sets = max(1, *(layer.rope + 1 for layer in body.weights))
-        for name, angles in (("cos", cos), ("sin", sin)):
-            angles = angles if angles.dim() > 2 else angles[None]
-            setattr(args, name, address(name, angles, torch.float32, sets, count, shape.width // 2))
-        args.states = address("states", states, torch.float32, count, shape.hidden)
-        if taps is not None:
-            args.taps = len(taps.layers)
-            args.tapped = ctypes.cast((c_int32 * args.taps)(*taps.layers), c_void_p)
-            args.features = address(
-                "features", taps.states, torch.float32, args.taps, count, shape.hidden
+    def layers(self, body: Body, layer_pass: LayerPass) -> list[Float[Tensor, "L H m d"]]:
+        """See :meth:`Backend.layers`.
+
+        Raises:
+            TypeError: another backend has prepared the layers.
+            ValueError: a tensor of another type or shape than the kernels read.
+        """
+        if not isinstance(body, CpuBody):
+            raise TypeError(
+                f"layers are a {type(body).__name__}; valid: those of `CpuBackend.body`"
             )
-        if any(layer.beside is not None for layer in body.weights):
-            if beside is None:
-                raise ValueError("the layers read rows beside the states, and there are none")
-            args.beside = address("the rows beside", beside, torch.float32, count, shape.hidden)
+        segments = layer_pass.batch.segments
+        rows = (structs.CRows * len(segments))()
+        queries: list[Tensor] = []
+        layers = body.shape.layers if layer_pass.keep_queries else 1
+        for entry, segment in zip(rows, segments, strict=True):
+            queries.append(_describe_segment(entry, segment, body, layers))
+        c_pass = self._c_pass(body, layer_pass, rows)
         cache = segments[0].cache
         while True:
-            args.work, args.work_bytes = structs.work_space(cache)
-            need = self._lib.ts_layers(byref(c_shape), c_layers, byref(args))
-            if not need:
-                return found
-            structs.grow_work(cache, need)
+            c_pass.work, c_pass.work_bytes = structs.work_space(cache)
+            needed = self._lib.ts_layers(byref(body.c_shape), body.c_layers, byref(c_pass))
+            if not needed:
+                return queries
+            structs.grow_work(cache, needed)
+
+    def _c_pass(
+        self, body: CpuBody, layer_pass: LayerPass, rows: ctypes.Array[structs.CRows]
+    ) -> structs.CPass:
+        """A pass for the kernels, but for its work space."""
+        shape = body.shape
+        count = sum(entry.n for entry in rows)
+        states = layer_pass.states
+        c_pass = structs.CPass(
+            n=count,
+            count=len(rows),
+            rows=ctypes.addressof(rows),
+            threads=self._count(),
+            keep=layer_pass.keep_queries,
+            states=address("states", states, torch.float32, count, shape.hidden),
+            cos=_angles_address("cos", layer_pass.cos, body, count),
+            sin=_angles_address("sin", layer_pass.sin, body, count),
+        )
+        features = layer_pass.features
+        if features is not None:
+            number = len(features.layers)
+            numbers = (c_int32 * number)(*features.layers)
+            c_pass.feature_count = number
+            c_pass.feature_layers = ctypes.cast(numbers, c_void_p)
+            c_pass.features = address(
+                "features", features.states, torch.float32, number, count, shape.hidden
+            )
+        if any(layer.second_qkv is not None for layer in body.weights):
+            second = layer_pass.second_input
+            if second is None:
+                raise ValueError("the layers read a second input, and the pass has none")
+            c_pass.second_input = address(
+                "the second input", second, torch.float32, count, shape.hidden
+            )
+        return c_pass
 
     def attend(
-        self,
-        query: Float[Tensor, "H n d"],
-        layer: int,
-        cache: KVCache,
-        parents: Sequence[int] | None,
-        scale: float,
-        window: int = 0,
-        softcap: float | None = None,
-        sinks: Float[Tensor, " H"] | None = None,
-        notes: dict[Any, Any] | None = None,
+        self, query: Float[Tensor, "H n d"], context: AttentionContext
     ) -> Float[Tensor, "n H d"]:
         """See :meth:`Backend.attend`. Sinks are left to torch, and so are other types of keys, and
         heads of odd width."""
-        data = cache.data
+        cache = context.cache
         entries = cache.entries
-        odd = query.shape[-1] % 2  # the kernels take numbers in pairs
-        readable = isinstance(entries, Pages) or data.dtype in structs.TYPES
-        if sinks is not None or not readable or odd:
-            more = {"softcap": softcap, "sinks": sinks}
-            return super().attend(query, layer, cache, parents, scale, window, **more)
+        in_pages = isinstance(entries, Pages)
+        readable = in_pages or entries.data.dtype in structs.TYPES
+        if context.sinks is not None or not readable or query.shape[-1] % 2:
+            return super().attend(query, context)
         heads, count, width = query.shape
-        keys = torch.int8 if isinstance(entries, Pages) else data.dtype
+        keys = torch.int8 if in_pages else entries.data.dtype
         active = active_type(keys)
         shape = Shape(
             layers=1,
@@ -199,38 +216,32 @@ class CpuBackend(Backend):
             keys=keys,
             active=active,
             eps=0.0,
-            scale=scale,
-            cap=softcap or 0.0,
+            scale=context.scale,
+            cap=context.softcap or 0.0,
         )
+        c_shape = structs.shape_of(shape)
+        rows = structs.CRows()
+        structs.describe_rows(rows, cache, count, context.parents)
+        first_key, first_value = _layer_address(entries, context.layer, shape, c_shape)
         query = query.to(active).contiguous()
         out = torch.empty(count, heads, width, dtype=active, device="cpu")
-        rows = structs.CRows()
-        c_shape = structs.shape_of(shape)
-        structs.describe(rows, cache, count, parents)
-        if isinstance(entries, Pages):
-            wide = entries.wide_keys[layer]
-            pages = entries.pages(layer)
-            page = structs.page_bytes(width, wide)
-            sizes = (entries.kv_heads, entries.capacity // structs.PAGE, page)
-            c_shape.keys = structs.INT16_KEYS if wide else structs.KEYS[torch.int8]
-            first = address("keys and values", pages, torch.uint8, *sizes)
-            behind = 0
-        else:
-            both = data[2 * layer : 2 * layer + 2]
-            first = structs.entries(both, shape, rows.capacity, [False])
-            behind = shape.kv_heads * rows.capacity * width * data.itemsize
-        rest = (
-            c_long(window),
-            address("queries", query, active, heads, count, width),
-            first,
-            first + behind,
-            address("attention", out, active, count, heads, width),
-        )
-        while need := self._lib.ts_attend(
-            byref(c_shape), byref(rows), *rest, *structs.work_space(cache), self._count()
-        ):
-            structs.grow_work(cache, need)
-        return out
+        while True:
+            work, work_bytes = structs.work_space(cache)
+            needed = self._lib.ts_attend(
+                byref(c_shape),
+                byref(rows),
+                context.window,
+                address("queries", query, active, heads, count, width),
+                first_key,
+                first_value,
+                address("attention", out, active, count, heads, width),
+                work,
+                work_bytes,
+                self._count(),
+            )
+            if not needed:
+                return out
+            structs.grow_work(cache, needed)
 
     def linear(
         self,
@@ -240,23 +251,28 @@ class CpuBackend(Backend):
         active: torch.dtype | None = None,
     ) -> Float[Tensor, "n N"]:
         """See :meth:`Backend.linear`."""
-        whole = active == torch.int8
-        if whole and not weight.stored:
+        int8 = active == torch.int8
+        if int8 and not weight.stored:
             raise ValueError(
                 "activations are torch.int8; valid: with a weight that is stored quantized"
             )
-        kind = torch.float32 if whole else active_type(weight.dtype)
-        states, rows, columns = states.to(kind).contiguous(), weight.rows, weight.columns
-        count, groups = len(states), structs.groups_bytes(len(states), columns) if whole else 0
+        dtype = torch.float32 if int8 else active_type(weight.dtype)
+        states = states.to(dtype).contiguous()
+        count = len(states)
+        rows = weight.rows
+        columns = weight.columns
+        work_bytes = structs.groups_bytes(count, columns) if int8 else 0
+        work = torch.empty(work_bytes, dtype=torch.uint8, device="cpu")
         out = torch.empty(count, rows, dtype=torch.float32, device="cpu")
-        work = torch.empty(groups, dtype=torch.uint8, device="cpu")
         self._lib.ts_linear(
             address("products", out, torch.float32, count, rows),
-            address("states", states, kind, count, columns),
+            address("states", states, dtype, count, columns),
             byref(structs.weight_of(weight, bias)),
-            *(count, rows, columns),
-            structs.ACTIVE[torch.int8 if whole else kind],
-            address("groups", work, torch.uint8, groups),
+            count,
+            rows,
+            columns,
+            structs.ACTIVE[torch.int8 if int8 else dtype],
+            address("groups", work, torch.uint8, work_bytes),
             self._count(),
         )
         return out
@@ -267,7 +283,7 @@ class CpuBackend(Backend):
             return super().take(weight, ids)
         ids = ids.long().contiguous()
         out = torch.empty(len(ids), weight.columns, dtype=torch.float32, device="cpu")
-        refused = self._lib.ts_take(
+        refused_index = self._lib.ts_take(
             address("rows", out, torch.float32, len(ids), weight.columns),
             byref(structs.weight_of(weight)),
             address("ids", ids, torch.int64, len(ids)),
@@ -275,8 +291,8 @@ class CpuBackend(Backend):
             weight.rows,
             weight.columns,
         )
-        if refused >= 0:
-            check_tokens((int(ids[refused]),), weight.rows)
+        if refused_index >= 0:
+            check_tokens((int(ids[refused_index]),), weight.rows)
         return out.to(weight.dtype)
 
     def norm(
@@ -289,7 +305,7 @@ class CpuBackend(Backend):
         self._lib.ts_norm(
             address("normed states", out, dtype, count, width),
             address("states", states, torch.float32, count, width),
-            vector("the norm's weight", weight, width),
+            vector_address("the norm's weight", weight, width),
             count,
             width,
             eps,
@@ -299,57 +315,125 @@ class CpuBackend(Backend):
         return out
 
 
-def _entries_address(entries: Entries, body: Body, in_tail: Sequence[bool], tail: bool) -> int:
-    """Where the keys and values of a body's layers are that are in a cache's tail, or are not.
+@dataclass(slots=True, eq=False)
+class CpuBody(Body):
+    """Layers, with the structures that the kernels read.
 
+    Attributes:
+        c_shape: the shape.
+        c_layers: an array of `structs.CLayer`.
+    """
+
+    c_shape: structs.CShape
+    c_layers: ctypes.Array[structs.CLayer]
+
+
+def _describe_segment(
+    entry: structs.CRows, segment: Segment, body: CpuBody, layers: int
+) -> Float[Tensor, "L H m d"]:
+    """Fill in the rows of a segment; the memory for its queries of some layers."""
+    shape = body.shape
+    cache = segment.cache
+    count = len(segment.tokens)
+    structs.describe_rows(entry, cache, count, segment.parents)
+    size = (layers, shape.heads, count, shape.width)
+    queries = torch.empty(size, dtype=shape.queries, device="cpu")
+    entry.queries = address("queries", queries, shape.queries, *size)
+    tail = cache.tail
+    in_tail = [tail is not None and layer.window > 0 for layer in body.weights]
+    if tail is not None:
+        entry.tail_before = cache.tail_length
+        entry.tail_capacity = tail.entries.capacity
+        wide = [layer.wide_keys for layer in body.weights if layer.window > 0]
+        entry.tail = _entries_address(tail.entries, shape, wide)
+    outside = zip(body.weights, in_tail, strict=True)
+    wide = [layer.wide_keys for layer, apart in outside if not apart]
+    entry.keys_values = _entries_address(cache.entries, shape, wide)
+    return queries
+
+
+def _entries_address(entries: Entries, shape: Shape, wide_keys: Sequence[bool]) -> int:
+    """Where the keys and values of some layers are.
+
+    Args:
+        wide_keys: of each of these layers, whether its keys are of 16 bits in int8.
     Raises:
         ValueError: the cache has other types of keys, or other sizes.
     """
-    layers = zip(body.weights, in_tail, strict=True)
-    wide = tuple(layer.wide_keys for layer, apart in layers if apart == tail)
-    if isinstance(entries, Pages) and entries.wide_keys != wide:
-        raise ValueError(f"keys of 16 bits are {entries.wide_keys}; valid for this model: {wide}")
-    return structs.entries(entries.data, body.shape, entries.capacity, wide)
+    valid = tuple(wide_keys)
+    if isinstance(entries, Pages) and entries.wide_keys != valid:
+        raise ValueError(f"keys of 16 bits are {entries.wide_keys}; valid for this model: {valid}")
+    return structs.entries_address(entries.data, shape, entries.capacity, valid)
+
+
+def _angles_address(name: str, angles: Tensor, body: CpuBody, count: int) -> int:
+    """Where the cosines or sines of all sets of angles are."""
+    sets = max(1, *(layer.rope + 1 for layer in body.weights))
+    angles = angles if angles.dim() > 2 else angles[None]
+    return address(name, angles, torch.float32, sets, count, body.shape.width // 2)
+
+
+def _layer_address(
+    entries: Entries, layer: int, shape: Shape, c_shape: structs.CShape
+) -> tuple[int, int]:
+    """Where a layer's first key and value are. Pages hold both: they are counted from one place,
+    and the type of their keys is noted in the shape."""
+    if isinstance(entries, Pages):
+        wide = entries.wide_keys[layer]
+        c_shape.keys = structs.INT16_KEYS if wide else structs.KEYS[torch.int8]
+        pages = entries.pages(layer)
+        page_count = entries.capacity // structs.PAGE
+        page_bytes = structs.page_bytes(shape.width, wide)
+        size = (shape.kv_heads, page_count, page_bytes)
+        first = address("keys and values", pages, structs.PAGE_DTYPE, *size)
+        return first, first
+    both = entries.data[2 * layer : 2 * layer + 2]
+    size = (2, shape.kv_heads, entries.capacity, shape.width)
+    first = address("keys and values", both, shape.keys, *size)
+    key_bytes = shape.kv_heads * entries.capacity * shape.width * both.itemsize
+    return first, first + key_bytes
 
 
 @torch.inference_mode()
 def fault_of(library: ctypes.CDLL) -> str | None:
     """The first kind of layers in which a library's rows have other bits than alone, or None: on
     one and two threads, in every type, and with quantized weights."""
-    from tokenswift.kernels.check import Case, keeps_bits  # asked once a machine
+    from tokenswift.kernels.check import Case, keeps_bits  # needed once a machine
 
     kernels = [CpuBackend(library, threads) for threads in (1, 2)]
+    first = kernels[0]
     q8 = FORMATS["q8_0"]
-    kinds: list[tuple[Any, ...]] = [(dtype,) for dtype in structs.TYPES]
-    kinds += [
-        (torch.float32, FORMATS["q4_1"]),
-        (torch.bfloat16, q8),
-        (torch.float32, q8, torch.int8),
+    cases = [Case(first, dtype) for dtype in structs.TYPES]
+    cases += [
+        Case(first, torch.float32, FORMATS["q4_1"]),
+        Case(first, torch.bfloat16, q8),
+        Case(first, torch.float32, q8, torch.int8),
+        Case(first, torch.float32, q8, torch.int8, keys=torch.int8),
     ]
-    cases = [Case(kernels[0], *kind) for kind in kinds]
-    cases.append(Case(kernels[0], torch.float32, q8, torch.int8, keys=torch.int8))
     return next((case.name for case in cases if not keeps_bits(kernels, case)), None)
 
 
-def started(folder: Path) -> CpuBackend | str:
+def open_backend(folder: Path) -> CpuBackend | str:
     """The backend of this machine; or in one line why it has no kernels, or none that keep the
     rule.
 
     Args:
-        folder: where compiled libraries are kept, and beside them a mark for each that has passed
-            the check.
+        folder: where compiled libraries are, each with a file beside it once it has passed the
+            check on a processor.
     Raises:
         InputError: the processor does not have the instruction set that is asked for.
     """
-    found = library(folder)
-    if isinstance(found, str):
-        return f"CPU kernels are not available ({found})"
-    made, of = CpuBackend(found), hashlib.sha256(processor().encode()).hexdigest()[:12]
-    mark = folder / f"{Path(found._name).stem}-{of}.passed"
-    if mark.exists():
-        return made
-    if (wrong := fault_of(found)) is not None:
-        return f"the compiled CPU kernels give rows other bits than they have alone ({wrong})"
-    with suppress(OSError):  # it is asked again, then
-        mark.touch()
-    return made
+    kernels = library(folder)
+    if isinstance(kernels, str):
+        return f"CPU kernels are not available ({kernels})"
+    backend = CpuBackend(kernels)
+    processor_digest = hashlib.sha256(processor().encode()).hexdigest()[:12]
+    passed = folder / f"{Path(kernels._name).stem}-{processor_digest}.passed"
+    if passed.exists():
+        return backend
+    fault = fault_of(kernels)
+    if fault is not None:
+        return f"the compiled CPU kernels give rows other bits than they have alone ({fault})"
+    with suppress(OSError):  # then it is checked again next time
+        passed.touch()
+    return backend

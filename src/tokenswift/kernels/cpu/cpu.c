@@ -234,15 +234,15 @@ typedef struct { /* weights of a layer; norms may be NULL */
     const float *norm, *mlp_norm, *out_norm, *down_norm, *query_norm, *key_norm;
     long window, rope;        /* rope: which set of angles turns queries and keys; -1: none */
     int wide;                 /* whether keys of whole numbers are of 16 bits */
-    Weight beside;            /* of a drafter's layer: makes more of qkv from the pass's rows beside; else no parts */
-    const float *beside_norm;
+    Weight second_qkv;        /* of a drafter's layer: what a pass's second input adds to qkv; else no parts */
+    const float *second_norm;
 } Layer;
 
 typedef struct {
     long layers, hidden, inner, heads, kv_heads, width;
     int keys, active; /* types: of keys and values, of what enters a product */
     float eps, scale, cap, residual;
-    int gelu, whole_norms, parallel;
+    int gelu, norm_all_heads, parallel;
 } Shape;
 
 typedef struct { /* rows of one text, over its own cache */
@@ -263,16 +263,16 @@ typedef struct {
     char *work;
     long work_bytes;
     int threads, keep;
-    long taps;              /* layers (the last: what leaves it) whose states come out: */
-    const int32_t *tapped;  /* (taps) */
-    float *features;        /* (taps, n, hidden) */
-    const float *beside;    /* (n, hidden), or NULL where no layer has such weights */
+    long feature_count;             /* layers (the number of all: what leaves the last) whose input states come out: */
+    const int32_t *feature_layers;  /* (feature_count) */
+    float *features;               /* (feature_count, n, hidden) */
+    const float *second_input; /* (n, hidden), or NULL where no layer has such weights */
 } Pass;
 
-/* Keep the states that enter a layer, where it is tapped. */
+/* Keep the states that enter a layer, where its states are features. */
 static void tap(const Pass *p, long layer, long hidden) {
-    for (long i = 0; i < p->taps; i++)
-        if (p->tapped[i] == layer) memcpy(p->features + i * p->n * hidden, p->states, p->n * hidden * 4);
+    for (long i = 0; i < p->feature_count; i++)
+        if (p->feature_layers[i] == layer) memcpy(p->features + i * p->n * hidden, p->states, p->n * hidden * 4);
 }
 
 /* Whether the rows of texts, n in all, cannot run: they do not fit their caches, or a parent is no earlier row. */
@@ -363,12 +363,12 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
         tap(p, l, m->hidden);
         norm(at[2], p->states, w->norm, n, m->hidden, w->norm ? m->eps : -1, type, threads);
         linear((float *)at[3], all, at[2], hidden, &w->qkv, n, all, m->hidden, type, 0, threads);
-        if (w->beside.parts) {
-            norm(at[2], p->beside, w->beside_norm, n, m->hidden, m->eps, type, threads);
-            linear((float *)at[3], all, at[2], hidden, &w->beside, n, all, m->hidden, type, 1, threads);
+        if (w->second_qkv.parts) {
+            norm(at[2], p->second_input, w->second_norm, n, m->hidden, m->eps, type, threads);
+            linear((float *)at[3], all, at[2], hidden, &w->second_qkv, n, all, m->hidden, type, 1, threads);
         }
         const long turn = w->rope > 0 ? w->rope * n * (m->width / 2) : 0; /* where the layer's angles begin */
-        append(segments, n, (float *)at[3], w->rope < 0 ? NULL : p->cos + turn, p->sin + turn, w->query_norm, w->key_norm, m->eps, m->whole_norms, threads);
+        append(segments, n, (float *)at[3], w->rope < 0 ? NULL : p->cos + turn, p->sin + turn, w->query_norm, w->key_norm, m->eps, m->norm_all_heads, threads);
         attention(segments, p->count, at[9], threads);
         if (type == I8) norm(at[7], (float *)at[4], NULL, n, whole, -1, I8, threads);
         const int apart = w->out_norm || w->down_norm || m->residual != 1; /* else products are added to the states */

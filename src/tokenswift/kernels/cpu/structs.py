@@ -6,14 +6,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_double, c_float, c_int, c_int32, c_long, c_uint64, c_void_p
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from tokenswift.kernels.batch import check_rows
 from tokenswift.kernels.formats import PANEL
-from tokenswift.kernels.weights import PRODUCTS, LayerWeights, Packed, Part, Shape
+from tokenswift.kernels.weights import LayerWeights, Packed, Part, Shape, panel_count
 from tokenswift.kv.cache import KVCache
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of weights, keys and values
@@ -21,34 +20,47 @@ KEYS = {**TYPES, torch.int8: 3}  # of keys and values
 INT16_KEYS = 4  # of keys, beside values in int8
 ACTIVE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 3}  # of what enters a product
 LOW = 16  # a quantized format: this and GGUF's number of it
-_GROUP, _BLOCK = 48, 12  # bytes of 32 activations in int8, and rows that stand together
+_GROUP = 48  # bytes of 32 activations in int8
+_BLOCK = 12  # rows of activations in int8 that stand together
 MOST_NUMBERS = 1 << 18  # of a row that the kernels hold on the stack
 PAGE = 16  # tokens of a page of keys and values in int8
+PAGE_DTYPE = torch.uint8  # of the tensors that hold pages: bytes, whose integers have 8 or 16 bits
 SCALES = 3 * 4 * PAGE  # bytes of a page's scales
 KEY_LEVELS = 8191  # the greatest integer of keys of 16 bits
 MOST_WIDE = 512  # dimensions of a head whose keys may be of 16 bits: sums stay below 2^31
 
-
+#: the weights of a layer that are multiplied with, in the order of the kernels
+PRODUCTS = ("qkv", "out", "gate_up", "down")
+#: the vectors of a layer, in the order of the kernels
 VECTORS = ("norm", "mlp_norm", "out_norm", "down_norm", "query_norm", "key_norm")
-_KINDS: dict[str, Any] = {
-    **{"long": c_long, "int": c_int, "float": c_float, "double": c_double},
-    **{"uint64": c_uint64, "pointer": c_void_p},
+_C_TYPES: dict[str, type] = {
+    "long": c_long,
+    "int": c_int,
+    "float": c_float,
+    "double": c_double,
+    "uint64": c_uint64,
+    "pointer": c_void_p,
 }
 
 
-def fields(declared: str, **kinds: Any) -> list[tuple[str, Any]]:
-    """A structure's fields, declared nearly as in C: ``long rows, columns; pointer data``."""
-    made: list[tuple[str, Any]] = []
+def fields(declared: str, **structures: type) -> list[tuple[str, type]]:
+    """A structure's fields, declared nearly as in C: ``long rows, columns; pointer data``.
+
+    Args:
+        structures: other structures that a field may be, by name.
+    """
+    types = _C_TYPES | structures
+    result: list[tuple[str, type]] = []
     for line in declared.split(";"):
-        kind, _, names = line.strip().partition(" ")
-        made += [(name.strip(), (_KINDS | kinds)[kind]) for name in names.split(",")]
-    return made
+        type_name, _, names = line.strip().partition(" ")
+        result += [(name.strip(), types[type_name]) for name in names.split(",")]
+    return result
 
 
 class CShape(ctypes.Structure):
     _fields_ = fields(
         "long layers, hidden, inner, heads, kv_heads, width; int keys, active; "
-        "float eps, scale, cap, residual; int gelu, whole_norms, parallel"
+        "float eps, scale, cap, residual; int gelu, norm_all_heads, parallel"
     )
 
 
@@ -63,29 +75,27 @@ class CWeight(ctypes.Structure):
 class CLayer(ctypes.Structure):
     _fields_ = fields(
         f"weight {', '.join(PRODUCTS)}; pointer {', '.join(VECTORS)}; long window, rope; int wide; "
-        "weight beside; pointer beside_norm",
+        "weight second_qkv; pointer second_norm",
         weight=CWeight,
     )
 
 
 class CRows(ctypes.Structure):
     _fields_ = fields(
-        "long n, before, capacity; pointer parents, keys_values, queries; int windows; pointer "
-        "tail; "
-        "long tail_before, tail_capacity"
+        "long n, before, capacity; pointer parents, keys_values, queries; int windows; "
+        "pointer tail; long tail_before, tail_capacity"
     )
 
 
 class CPass(ctypes.Structure):
     _fields_ = fields(
-        "long n, count; pointer rows, cos, sin, states, work; long work_bytes; int threads, "
-        "keep; long taps; "
-        "pointer tapped, features, beside"
+        "long n, count; pointer rows, cos, sin, states, work; long work_bytes; int threads, keep; "
+        "long feature_count; pointer feature_layers, features, second_input"
     )
 
 
 #: of each function: what it returns, and its arguments
-_ENTRIES = {
+_FUNCTIONS = {
     "ts_linear": "void: pointer pointer pointer long long long int pointer int",
     "ts_take": "long: pointer pointer pointer long long long",
     "ts_norm": "void: pointer pointer pointer long long float int int",
@@ -100,13 +110,11 @@ _ENTRIES = {
 
 def declare(library: ctypes.CDLL) -> None:
     """Tell ctypes what the library's functions take and return."""
-    for name, declared in _ENTRIES.items():
+    for name, declared in _FUNCTIONS.items():
         result, _, arguments = declared.partition(": ")
-        entry = getattr(library, name)
-        entry.restype, entry.argtypes = (
-            _KINDS.get(result),
-            [_KINDS[kind] for kind in arguments.split()],
-        )
+        function = getattr(library, name)
+        function.restype = None if result == "void" else _C_TYPES[result]
+        function.argtypes = [_C_TYPES[argument] for argument in arguments.split()]
 
 
 def address(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
@@ -134,25 +142,31 @@ def address(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
 
 
 def weight_of(packed: Packed, bias: Tensor | None = None) -> CWeight:
-    """A weight for the kernels; its list of parts is made once."""
-    if packed.native is None:
-        made = (CPart * len(packed.parts))()
-        for entry, part in zip(made, packed.parts, strict=True):
-            entry.data, entry.rows = _part(part, packed.columns), part.rows
+    """A weight for the kernels; its array of parts is made once."""
+    parts = packed.c_parts
+    if not isinstance(parts, ctypes.Array):
+        parts = (CPart * len(packed.parts))()
+        for entry, part in zip(parts, packed.parts, strict=True):
+            entry.data = _part_address(part, packed.columns)
+            entry.rows = part.rows
             entry.format = TYPES[part.data.dtype] if part.format is None else LOW + part.format.code
-        packed.native = made
-    return CWeight(ctypes.addressof(packed.native), vector("the bias", bias, packed.rows))
+        packed.c_parts = parts
+    return CWeight(
+        parts=ctypes.addressof(parts),
+        bias=vector_address("the bias", bias, packed.rows),
+    )
 
 
-def _part(part: Part, columns: int) -> int:
+def _part_address(part: Part, columns: int) -> int:
     """Where a part's panels are."""
-    panels, kind = -(-part.rows // PANEL), part.data.dtype
+    panels = panel_count(part.rows)
     if part.format is not None:
-        size = part.format.panel_bytes(columns)
-        return address(f"a weight in {part.format.name}", part.data, torch.uint8, panels, size)
-    pairs = 2 if kind == torch.bfloat16 else 1
-    sizes = (panels, columns // pairs, PANEL, pairs)
-    return address("a weight", part.data, kind if kind in TYPES else torch.float32, *sizes)
+        panel_bytes = part.format.panel_bytes(columns)
+        name = f"a weight in {part.format.name}"
+        return address(name, part.data, torch.uint8, panels, panel_bytes)
+    dtype = part.data.dtype if part.data.dtype in TYPES else torch.float32
+    pair = 2 if dtype == torch.bfloat16 else 1
+    return address("a weight", part.data, dtype, panels, columns // pair, PANEL, pair)
 
 
 def page_bytes(width: int, wide_keys: bool = False) -> int:
@@ -167,7 +181,7 @@ def groups_bytes(rows: int, columns: int) -> int:
     return -(-rows // _BLOCK) * _BLOCK * -(-columns // 32) * _GROUP
 
 
-def entries(data: Tensor, shape: Shape, capacity: int, wide_keys: Sequence[bool]) -> int:
+def entries_address(data: Tensor, shape: Shape, capacity: int, wide_keys: Sequence[bool]) -> int:
     """Where a cache's keys and values of some layers are.
 
     Args:
@@ -176,12 +190,14 @@ def entries(data: Tensor, shape: Shape, capacity: int, wide_keys: Sequence[bool]
     if shape.keys == torch.int8:
         page_sizes = sum(page_bytes(shape.width, wide) for wide in wide_keys)
         size = shape.kv_heads * (capacity // PAGE) * page_sizes
-        return address("keys and values", data, torch.uint8, size)
-    sizes = (2 * len(wide_keys), shape.kv_heads, capacity, shape.width)
-    return address("keys and values", data, shape.keys, *sizes)
+        return address("keys and values", data, PAGE_DTYPE, size)
+    layers = len(wide_keys)
+    return address(
+        "keys and values", data, shape.keys, 2 * layers, shape.kv_heads, capacity, shape.width
+    )
 
 
-def vector(name: str, vector: Tensor | None, size: int) -> int | None:
+def vector_address(name: str, vector: Tensor | None, size: int) -> int | None:
     """Where the numbers of a bias or a norm are."""
     return None if vector is None else address(name, vector, torch.float32, size)
 
@@ -199,19 +215,19 @@ def check_sizes(shape: Shape) -> None:
     Raises:
         ValueError: heads that do not divide, or sizes that are not in range.
     """
-    heads, kv_heads, width, longest = (
-        shape.heads,
-        shape.kv_heads,
-        shape.width,
-        max(shape.hidden, shape.inner),
-    )
-    pairs = 4 if shape.keys == torch.int8 else 2
+    heads = shape.heads
+    kv_heads = shape.kv_heads
+    width = shape.width
+    longest = max(shape.hidden, shape.inner)
+    multiple = 4 if shape.keys == torch.int8 else 2
     grouped = kv_heads >= 1 and heads >= 1 and heads % kv_heads == 0
-    if not grouped or width % pairs or not 2 <= width <= MOST_NUMBERS or longest > MOST_NUMBERS:
+    width_fits = width % multiple == 0 and 2 <= width <= MOST_NUMBERS
+    if not grouped or not width_fits or longest > MOST_NUMBERS:
         raise ValueError(
             f"heads are {heads} over {kv_heads} of width {width}, and a row has {longest} "
             f"numbers; valid: a "
-            f"multiple of 1 or more, of a multiple of {pairs}, and {MOST_NUMBERS} numbers at most"
+            f"multiple of 1 or more, of a multiple of {multiple}, and {MOST_NUMBERS} numbers at "
+            "most"
         )
 
 
@@ -222,65 +238,100 @@ def shape_of(shape: Shape) -> CShape:
         ValueError: see :func:`check_sizes`.
     """
     check_sizes(shape)
-    sizes = (shape.layers, shape.hidden, shape.inner, shape.heads, shape.kv_heads, shape.width)
-    switches = (shape.eps, shape.scale, shape.cap, shape.residual, shape.gelu, shape.whole_norms)
-    return CShape(*sizes, KEYS[shape.keys], ACTIVE[shape.active], *switches, shape.parallel)
+    return CShape(
+        layers=shape.layers,
+        hidden=shape.hidden,
+        inner=shape.inner,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        width=shape.width,
+        keys=KEYS[shape.keys],
+        active=ACTIVE[shape.active],
+        eps=shape.eps,
+        scale=shape.scale,
+        cap=shape.cap,
+        residual=shape.residual,
+        gelu=shape.gelu,
+        norm_all_heads=shape.norm_all_heads,
+        parallel=shape.parallel,
+    )
 
 
-def layers_of(shape: Shape, weights: Sequence[LayerWeights]) -> Any:
+def layers_of(shape: Shape, weights: Sequence[LayerWeights]) -> ctypes.Array[CLayer]:
     """Layers for the kernels.
 
     Raises:
         ValueError: a weight or norm of other rows and columns.
     """
-    own, hidden, inner = shape.heads * shape.width, shape.hidden, shape.inner
-    qkv = (own + 2 * shape.kv_heads * shape.width, hidden)
-    products = dict(
-        zip(PRODUCTS, (qkv, (hidden, own), (2 * inner, hidden), (hidden, inner)), strict=True)
-    )
-    heads = (shape.heads, shape.kv_heads) if shape.whole_norms else (1, 1)
-    vectors = dict(
-        zip(VECTORS, [*[hidden] * 4, *(count * shape.width for count in heads)], strict=True)
-    )
-    made = (CLayer * shape.layers)()
-    for entry, layer in zip(made, weights, strict=True):
-        for name, size in (products | {"beside": qkv}).items():
+    sizes = _weight_sizes(shape)
+    lengths = _vector_lengths(shape)
+    layers = (CLayer * shape.layers)()
+    for entry, layer in zip(layers, weights, strict=True):
+        for name, size in sizes.items():
             weight: Packed | None = getattr(layer, name)
-            if weight is not None and (weight.rows, weight.columns) != size:
+            if weight is None:
+                continue
+            if (weight.rows, weight.columns) != size:
                 raise ValueError(
                     f"{name} has {(weight.rows, weight.columns)} numbers; valid: {size}"
                 )
-            if weight is not None:
-                setattr(entry, name, weight_of(weight, getattr(layer, f"{name}_bias", None)))
-        for name, size in (vectors | {"beside_norm": hidden}).items():
-            setattr(entry, name, vector(name, getattr(layer, name), size))
-        entry.window, entry.rope = layer.window, layer.rope
+            bias: Tensor | None = getattr(layer, f"{name}_bias", None)
+            setattr(entry, name, weight_of(weight, bias))
+        for name, length in lengths.items():
+            setattr(entry, name, vector_address(name, getattr(layer, name), length))
+        entry.window = layer.window
+        entry.rope = layer.rope
         entry.wide = layer.wide_keys
-    return made
+    return layers
 
 
-def describe(rows: CRows, cache: KVCache, count: int, parents: Sequence[int] | None) -> None:
-    """Fill in the rows of one text.
+def _weight_sizes(shape: Shape) -> dict[str, tuple[int, int]]:
+    """Rows and columns of a layer's weights, by their names in `LayerWeights`."""
+    query_rows = shape.heads * shape.width
+    qkv_rows = query_rows + 2 * shape.kv_heads * shape.width
+    return {
+        "qkv": (qkv_rows, shape.hidden),
+        "out": (shape.hidden, query_rows),
+        "gate_up": (2 * shape.inner, shape.hidden),
+        "down": (shape.hidden, shape.inner),
+        "second_qkv": (qkv_rows, shape.hidden),
+    }
+
+
+def _vector_lengths(shape: Shape) -> dict[str, int]:
+    """Lengths of the weights of a layer's norms, by their names in `LayerWeights`."""
+    hidden = ("norm", "mlp_norm", "out_norm", "down_norm", "second_norm")
+    return {
+        **dict.fromkeys(hidden, shape.hidden),
+        "query_norm": shape.width * (shape.heads if shape.norm_all_heads else 1),
+        "key_norm": shape.width * (shape.kv_heads if shape.norm_all_heads else 1),
+    }
+
+
+def describe_rows(rows: CRows, cache: KVCache, count: int, parents: Sequence[int] | None) -> None:
+    """Fill in the rows of one segment.
 
     Raises:
         ValueError: they do not fit the cache, or a parent is no earlier row.
     """
     check_rows(cache, count, parents)
-    rows.n, rows.before = count, cache.length
+    rows.n = count
+    rows.before = cache.length
     rows.capacity = cache.entries.capacity
     rows.windows = cache.ordered
     if parents is not None:
         rows.parents = ctypes.cast((c_int32 * count)(*parents), c_void_p)
 
 
-def grow_work(cache: KVCache, need: int) -> None:
-    """Room for what the kernels asked for, and more: with the text the need grows, not each time.
+def grow_work(cache: KVCache, needed: int) -> None:
+    """Enlarge a cache's work space to the bytes that the kernels ask for, and a quarter more: the
+    need grows with the text.
 
     Raises:
-        ValueError: they have refused the rows.
+        ValueError: ``needed`` is negative: the kernels have refused the rows.
     """
-    if need < 0:
+    if needed < 0:
         raise ValueError(
             "the kernels refuse rows; valid: rows that fit, each parent -1 or an earlier row"
         )
-    cache.work = torch.empty(need + need // 4, dtype=torch.uint8, device="cpu")
+    cache.work = torch.empty(needed + needed // 4, dtype=torch.uint8, device="cpu")

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
-from torch.nn.functional import scaled_dot_product_attention
 
-from tokenswift.kernels.attention import capped
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.batch import Body, Taps
+from tokenswift.kernels.batch import Body, LayerFeatures, LayerPass
 from tokenswift.kernels.cuda.graphs import Graphs
-from tokenswift.kernels.cuda.plan import SIZES, CudaBatch, Tables, queries_of
-from tokenswift.kernels.cuda.products import Product, cublas, padded, sizes_that_keep
+from tokenswift.kernels.cuda.layers import CudaBody, LayersRun
+from tokenswift.kernels.cuda.ops import KernelOps
+from tokenswift.kernels.cuda.plan import ROW_COUNTS, CudaBatch, Tables, block_rows_of
+from tokenswift.kernels.cuda.products import Product, counts_that_keep_bits, cublas, padded
 from tokenswift.kernels.formats import Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape
 from tokenswift.kv.memory import Arena, to_device
@@ -37,7 +34,7 @@ class CudaBackend(Backend):
 
     Args:
         device: where tensors are.
-        ops: `launch.Kernels`; None: those of the device.
+        ops: the kernels; None: Triton's on the device.
         product: rows and a weight (N, K) → their float32 product.
 
     Attributes:
@@ -49,17 +46,23 @@ class CudaBackend(Backend):
     prefill_keeps_bits = False
 
     def __init__(
-        self, device: torch.device | str = "cuda", ops: Any = None, product: Product = cublas
+        self,
+        device: torch.device | str = "cuda",
+        ops: KernelOps | None = None,
+        product: Product = cublas,
     ) -> None:
         super().__init__(device)
-        self.decodes, self.on_host = True, False
+        self.decodes = True
+        self.on_host = False
         if ops is None:
             from tokenswift.kernels.cuda.launch import Kernels
 
             ops = Kernels(self.device)
-        self.ops, self.records = ops, True
+        self.ops = ops
+        self.records = True
         self._product = product
-        self._sizes: dict[tuple[int, int, torch.dtype], tuple[int, ...]] = {}
+        #: for each shape and type of a weight, the row counts at which its products keep bits
+        self._row_counts: dict[tuple[int, int, torch.dtype], tuple[int, ...]] = {}
         self._origin = torch.empty(64, dtype=torch.uint8, device=self.device)
 
     # ---- memory ----------------------------------------------------------------------------------
@@ -71,162 +74,118 @@ class CudaBackend(Backend):
         arena: Arena | None = None,
     ) -> Packed:
         """See :meth:`Backend.pack`; quantized weights become floats, and nothing needs an arena."""
-        given = [weight] if isinstance(weight, Tensor | Stored) else weight
-        made = Packed([self._here(part) for part in given], None, dtype)
-        key = (made.rows, made.columns, made.dtype)
-        if key not in self._sizes:
-            self._sizes[key] = sizes_that_keep(self._product, made.data)
-            if not self._sizes[key]:
+        weights = [weight] if isinstance(weight, Tensor | Stored) else weight
+        packed = Packed([self._on_device(each) for each in weights], None, dtype)
+        key = (packed.rows, packed.columns, packed.dtype)
+        if key not in self._row_counts:
+            self._row_counts[key] = counts_that_keep_bits(self._product, packed.data)
+            if not self._row_counts[key]:
                 logger.warning(
                     "products with a weight of %d x %d, %s, do not keep rows' bits here: "
                     "strategies may "
                     "write different texts where two tokens are nearly as likely",
-                    *key,
+                    packed.rows,
+                    packed.columns,
+                    packed.dtype,
                 )
                 self.equal_bits = False
-        return made
+        return packed
 
     def pack_for_drafts(self, weight: Float[Tensor, "N K"], int8: bool) -> Packed:
-        """See :meth:`Backend.pack_for_drafts`; whether rows keep their bits is not asked."""
-        return Packed([self._here(weight)])
+        """See :meth:`Backend.pack_for_drafts`; whether rows keep their bits does not matter."""
+        return Packed([self._on_device(weight)])
 
-    def _here(self, part: Tensor | Stored) -> Tensor:
-        """A weight on the device."""
-        return (part.decode() if isinstance(part, Stored) else part.detach()).to(self.device)
+    def _on_device(self, weight: Tensor | Stored) -> Tensor:
+        dense = weight.decode() if isinstance(weight, Stored) else weight.detach()
+        return dense.to(self.device)
 
-    def body(self, shape: Shape, weights: list[LayerWeights]) -> Body:
+    def body(self, shape: Shape, weights: list[LayerWeights]) -> CudaBody:
         """See :meth:`Backend.body`."""
-        return Body(shape, weights, Graphs(self.device))
+        return CudaBody(shape, weights, Graphs(self.device))
 
     # ---- passes ----------------------------------------------------------------------------------
 
     def batch(self, segments: Sequence[Segment], shape: Shape) -> CudaBatch:
         """See :meth:`Backend.batch`. A long chain alone is a prompt that is read."""
         count = sum(len(segment.tokens) for segment in segments)
-        reads = len(segments) == 1 and segments[0].parents is None and count > SIZES[-1]
-        recorded = self.records and count <= SIZES[-1]
+        few = count <= ROW_COUNTS[-1]
+        is_prompt = len(segments) == 1 and segments[0].parents is None and not few
+        recorded = self.records and few
         origin = self._origin.view(shape.keys)
-        step = queries_of(shape.width, shape.keys.itemsize) * shape.kv_heads // shape.heads
-        tables = Tables(segments, max(1, step), origin, reads)
-        form = tables.form if reads else tables.form.recorded() if recorded else tables.form.whole()
-        numbers = to_device(tables.numbers(form), self.device)
-        return CudaBatch.over(numbers, form, segments, origin, reads, recorded)
+        tables = Tables(segments, block_rows_of(shape), origin, is_prompt)
+        sizes = tables.sizes
+        if recorded:
+            sizes = sizes.recorded()
+        elif not is_prompt:
+            sizes = sizes.padded()
+        return CudaBatch.from_numbers(
+            to_device(tables.numbers(sizes), self.device),
+            sizes,
+            segments,
+            origin,
+            is_prompt=is_prompt,
+            recorded=recorded,
+        )
 
-    def layers(
-        self,
-        body: Body,
-        states: Float[Tensor, "n D"],
-        cos: Float[Tensor, "*sets n half"],
-        sin: Float[Tensor, "*sets n half"],
-        batch: CudaBatch,
-        keep: bool = True,
-        taps: Taps | None = None,
-        beside: Float[Tensor, "n D"] | None = None,
-    ) -> list[Float[Tensor, "L H m d"]]:
+    def layers(self, body: Body, layer_pass: LayerPass) -> list[Float[Tensor, "L H m d"]]:
         """See :meth:`Backend.layers`. All segments' rows go through every kernel together.
 
         Raises:
+            TypeError: another backend has prepared the layers or the batch.
             ValueError: states or angles are not of all of the batch's rows, those that fill it up
                 included.
         """
-        rows, angles = len(batch.tokens), cos.shape[-2]
-        if not len(states) == angles == sin.shape[-2] == rows:
-            raise ValueError(f"{len(states)} states and {angles} angles are of {rows} rows")
-        tapped = () if taps is None else taps.layers
+        batch = layer_pass.batch
+        if not isinstance(body, CudaBody) or not isinstance(batch, CudaBatch):
+            raise TypeError(
+                f"a pass of a {type(batch).__name__} through a {type(body).__name__}; valid: those "
+                "of `CudaBackend.batch` and `CudaBackend.body`"
+            )
+        _check_rows(layer_pass)
+        keep_queries = layer_pass.keep_queries
+        features = layer_pass.features
+        feature_layers = () if features is None else features.layers
 
-        def work(numbers: Tensor, states: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-            over = CudaBatch.over(numbers, batch.form, batch.segments, batch.origin, batch.reads)
-            own = Taps(tapped, states.new_empty(len(tapped), *states.shape))
-            queries = self._layers(body, over, made := states.clone(), keep, own, *given)
-            return made, queries, own.states
+        def work(
+            numbers: Tensor, states: Tensor, cos: Tensor, sin: Tensor, second: Tensor | None = None
+        ) -> tuple[Tensor, ...]:
+            states = states.clone()
+            copies = states.new_empty(len(feature_layers), *states.shape)
+            tables = batch.with_numbers(numbers)
+            over_buffers = LayerPass(
+                batch=tables,
+                states=states,
+                cos=cos,
+                sin=sin,
+                keep_queries=keep_queries,
+                features=LayerFeatures(feature_layers, copies),
+                second_input=second,
+            )
+            queries = self._run(body, tables, over_buffers)
+            return states, queries, copies
 
-        given = (batch.numbers, states, cos, sin, *(() if beside is None else (beside,)))
+        inputs = [batch.numbers, layer_pass.states, layer_pass.cos, layer_pass.sin]
+        if layer_pass.second_input is not None:
+            inputs.append(layer_pass.second_input)
         if batch.recorded:
-            key = (batch.form, keep, tapped, len(given))
-            made, queries, features = body.native.run(key, work, *given)
+            key = (batch.sizes, keep_queries, feature_layers, len(inputs))
+            states, queries, copies = body.graphs.run(key, work, *inputs)
         else:
-            made, queries, features = work(*given)
-        states.copy_(made)
-        if taps is not None:
-            taps.states.copy_(features)
+            states, queries, copies = work(*inputs)
+        layer_pass.states.copy_(states)
+        if features is not None:
+            features.states.copy_(copies)
         return [queries[:, :, rows] for rows in batch.rows()]
 
-    def _layers(
-        self,
-        body: Body,
-        batch: CudaBatch,
-        states: Tensor,
-        keep: bool,
-        taps: Taps,
-        cos: Tensor,
-        sin: Tensor,
-        beside: Tensor | None = None,
+    def _run(
+        self, body: CudaBody, batch: CudaBatch, layer_pass: LayerPass
     ) -> Float[Tensor, "L H n d"]:
-        """The queries; the states become those behind the layers."""
-        shape, ops, attend = body.shape, self.ops, self._read if batch.reads else self.ops.attend
-        cos, sin = (part.view(-1, *part.shape[-2:]) for part in (cos, sin))
-        linear, kept = partial(self._linear, at_once=batch.reads), list[Tensor]()
-        norm = partial(ops.norm, centred=shape.parallel)
-        more = behind = None  # what is to be added to the states, and the weight of its norm
+        """The queries; the states become those behind the layers, and features are filled."""
+        linear = self._linear_at_once if batch.is_prompt else self._linear
+        run = LayersRun(self.ops, linear, body.shape, batch, layer_pass)
         for number, layer in enumerate(body.weights):
-            normed = norm(
-                states, layer.norm, shape.eps, shape.weights, more, behind, shape.residual
-            )
-            taps.fill(number, states)
-            mixed = linear(normed, layer.qkv, layer.qkv_bias)
-            if layer.beside is not None and layer.beside_norm is not None and beside is not None:
-                mixed += linear(
-                    ops.norm(beside, layer.beside_norm, shape.eps, shape.weights), layer.beside
-                )
-            if shape.whole_norms:
-                parts = mixed.split(
-                    [shape.heads * shape.width, *[shape.kv_heads * shape.width] * 2], -1
-                )
-                pairs = zip(parts, (layer.query_norm, layer.key_norm, None), strict=True)
-                mixed = torch.cat(
-                    [ops.norm(x.contiguous(), w, shape.eps, x.dtype) for x, w in pairs], -1
-                )
-            query = ops.append(batch, mixed, cos[layer.rope], sin[layer.rope], number, layer, shape)
-            kept = [*kept, query] if keep else [query]
-            mixes = attend(batch, query, number, shape, layer.window).flatten(1)
-            more = linear(mixes, layer.out, layer.out_bias)
-            added = (more, layer.out_norm, shape.residual)
-            after = norm(states, layer.mlp_norm, shape.eps, shape.weights, *added)
-            both = linear(normed if shape.parallel else after, layer.gate_up, layer.gate_up_bias)
-            gates = ops.gated(both, shape.weights, shape.gelu)
-            more, behind = linear(gates, layer.down, layer.down_bias), layer.down_norm
-        norm(states, None, shape.eps, shape.weights, more, behind, shape.residual)
-        taps.fill(len(body.weights), states)
-        return torch.stack(kept).transpose(1, 2)
-
-    def _read(
-        self, batch: CudaBatch, query: Float[Tensor, "n H d"], layer: int, shape: Shape, window: int
-    ) -> Float[Tensor, "n H d"]:
-        """Torch's attention of a chain's rows."""
-        cache, count = batch.segments[0].cache, len(query)
-        before, end = cache.length, cache.length + count
-        windowed = cache.ordered and 0 < window < end
-        start = max(0, before - window + 1) if windowed else 0
-        keys, values = (cache.data[2 * layer + part, None, :, start:end] for part in (0, 1))
-        masked, mask = windowed or shape.cap > 0, None
-        if masked:
-            place = torch.arange(start, end, device=self.device)
-            here = place[-count:, None]
-            mask = (place <= here) & (place > here - (window if windowed else end))
-        groups, queries = shape.heads // shape.kv_heads, query.transpose(0, 1)[None]
-        # of torch's kernels, flash alone takes fewer heads of keys; it takes neither masks nor
-        # float32
-        repeats = groups > 1 and (masked or query.dtype == torch.float32)
-        if repeats:
-            keys, values = (part.repeat_interleave(groups, 1) for part in (keys, values))
-        if shape.cap and mask is not None:
-            bias = torch.zeros(mask.shape, device=self.device).masked_fill_(~mask, -torch.inf)
-            made = capped(queries, keys, values, bias, shape.scale, shape.cap, None).to(query.dtype)
-        else:
-            how = {"scale": shape.scale, "enable_gqa": groups > 1 and not repeats}
-            seen: Any = causal_lower_right(count, end) if mask is None else mask
-            made = scaled_dot_product_attention(queries, keys, values, attn_mask=seen, **how)
-        return made[0].transpose(0, 1)
+            run.layer(number, layer)
+        return run.finish(len(body.weights))
 
     def linear(
         self,
@@ -239,21 +198,20 @@ class CudaBackend(Backend):
         return self._linear(states.flatten(0, -2), weight, bias).view(*states.shape[:-1], -1)
 
     def _linear(
-        self,
-        states: Float[Tensor, "n K"],
-        weight: Packed,
-        bias: Tensor | None = None,
-        at_once: bool = False,
+        self, states: Float[Tensor, "n K"], weight: Packed, bias: Tensor | None
     ) -> Float[Tensor, "n N"]:
-        """``at_once``: by one product, whose bits are those of so many rows."""
+        """By products of row counts that keep bits."""
         rows = states.to(weight.dtype).contiguous()
-        sizes = self._sizes.get((weight.rows, weight.columns, weight.dtype)) or SIZES
-        made = (
-            self._product(rows, weight.data)
-            if at_once
-            else padded(self._product, rows, weight.data, sizes)
-        )
-        return made if bias is None else made + bias
+        known = self._row_counts.get((weight.rows, weight.columns, weight.dtype))
+        out = padded(self._product, rows, weight.data, known or ROW_COUNTS)
+        return out if bias is None else out + bias
+
+    def _linear_at_once(
+        self, states: Float[Tensor, "n K"], weight: Packed, bias: Tensor | None
+    ) -> Float[Tensor, "n N"]:
+        """By one product, whose bits are those of so many rows."""
+        out = self._product(states.to(weight.dtype).contiguous(), weight.data)
+        return out if bias is None else out + bias
 
     def norm(
         self, states: Float[Tensor, "*m D"], weight: Tensor, eps: float, dtype: torch.dtype
@@ -261,3 +219,12 @@ class CudaBackend(Backend):
         """See :meth:`Backend.norm`."""
         rows = states.float().flatten(0, -2).contiguous()
         return self.ops.norm(rows, weight, eps, dtype).view(states.shape)
+
+
+def _check_rows(layer_pass: LayerPass) -> None:
+    rows = len(layer_pass.batch.tokens)
+    states = len(layer_pass.states)
+    cos = layer_pass.cos.shape[-2]
+    sin = layer_pass.sin.shape[-2]
+    if not states == cos == sin == rows:
+        raise ValueError(f"{states} states and {cos} angles are of {rows} rows")

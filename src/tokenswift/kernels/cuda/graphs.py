@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,13 +13,13 @@ Work = Callable[..., tuple[Tensor, ...]]
 
 
 @dataclass(slots=True)
-class _Recorded:
-    """Buffers of a piece of work, what it left in them, and its graph; None where nothing is
-    recorded."""
+class _Recording:
+    """A piece of work with buffers for its inputs, the outputs that it leaves, and its graph; None
+    where nothing is recorded."""
 
-    given: tuple[Tensor, ...]
-    graph: Any = None
-    made: tuple[Tensor, ...] = ()
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...] = ()
+    graph: torch.cuda.CUDAGraph | None = None
 
 
 class Graphs:
@@ -34,46 +33,56 @@ class Graphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._kept: dict[Hashable, _Recorded] = {}
+        self._recordings: dict[Hashable, _Recording] = {}
         self._lock = threading.Lock()
-        self._pool: Any = None  # of all graphs: they run one after the other
-        self._beside: Any = None
+        #: memory of all graphs, which run one after the other, and the stream they are recorded on
+        self._pool: torch.cuda._POOL_HANDLE | None = None
+        self._stream: torch.cuda.Stream | None = None
+
+    @property
+    def count(self) -> int:
+        """How many pieces of work are recorded."""
+        return len(self._recordings)
 
     @torch.inference_mode()
-    def run(self, key: Hashable, work: Work, *given: Tensor) -> tuple[Tensor, ...]:
-        """What ``work`` makes of tensors, which it leaves as they are; what comes back is the
-        caller's.
+    def run(self, key: Hashable, work: Work, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of ``work``, copied for the caller; it leaves its inputs as they are.
 
         Args:
-            key: of the work, for which it depends on numbers in ``given`` and on what never changes
-                alone.
+            key: stands for the work, which depends on the numbers in ``inputs`` and otherwise on
+                what never changes.
         """
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is None:
-                kept = _Recorded(tuple(each.clone() for each in given))
-            for buffer, each in zip(kept.given, given, strict=True):
+            recording = self._recordings.get(key)
+            if recording is None:
+                recording = _Recording(tuple(each.clone() for each in inputs))
+            for buffer, each in zip(recording.inputs, inputs, strict=True):
                 buffer.copy_(each)
             if self._device.type != "cuda":
-                kept.made = work(*kept.given)
-            elif kept.graph is None:
-                self._record(kept, work)
-            self._kept[key] = kept  # not what could not be recorded
-            if kept.graph is not None:
-                kept.graph.replay()
-            return tuple(each.clone() for each in kept.made)
+                recording.outputs = work(*recording.inputs)
+            elif recording.graph is None:
+                self._record(recording, work)
+            self._recordings[key] = recording  # not what could not be recorded
+            if recording.graph is not None:
+                recording.graph.replay()
+            return tuple(each.clone() for each in recording.outputs)
 
-    def _record(self, kept: _Recorded, work: Work) -> None:
+    def _record(self, recording: _Recording, work: Work) -> None:
         with torch.cuda.device(self._device):
-            if self._pool is None:
-                self._pool, self._beside = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+            if self._stream is None:
+                self._pool = torch.cuda.graph_pool_handle()
+                self._stream = torch.cuda.Stream()
             current = torch.cuda.current_stream()
-            self._beside.wait_stream(current)
-            with torch.cuda.stream(self._beside):
-                work(*kept.given)  # compiles kernels, and gives the library its room on this stream
-            current.wait_stream(self._beside)
-            kept.graph = torch.cuda.CUDAGraph()
-            # other threads may use the device meanwhile
-            how = {"pool": self._pool, "stream": self._beside, "capture_error_mode": "thread_local"}
-            with torch.cuda.graph(kept.graph, **how):
-                kept.made = work(*kept.given)
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                # compiles kernels, and gives the library its room on this stream
+                work(*recording.inputs)
+            current.wait_stream(self._stream)
+            recording.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(
+                recording.graph,
+                pool=self._pool,
+                stream=self._stream,
+                capture_error_mode="thread_local",  # other threads may use the device meanwhile
+            ):
+                recording.outputs = work(*recording.inputs)

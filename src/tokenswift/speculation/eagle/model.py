@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.batch import row_paths
+from tokenswift.kernels.batch import LayerPass, row_paths
 from tokenswift.kernels.formats import Stored
 from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.cache import FullCache
@@ -108,8 +108,8 @@ class _Packer:
             query_norm=self.optional_vector("q_norm"),
             key_norm=self.optional_vector("k_norm"),
             window=window,
-            beside=self.matrix(*(embeds for embeds, _ in halves)),
-            beside_norm=self.vector("input_norm"),
+            second_qkv=self.matrix(*(embeds for embeds, _ in halves)),
+            second_norm=self.vector("input_norm"),
         )
 
 
@@ -256,7 +256,15 @@ class EagleModel:
         rows = torch.zeros_like(embeds)  # also rows that fill up the batch
         rows[:count] = states
         cos, sin = self._angles.at(batch.positions)
-        self.backend.layers(self._body, rows, cos, sin, batch, keep=False, beside=embeds)
+        layer_pass = LayerPass(
+            batch=batch,
+            states=rows,
+            cos=cos,
+            sin=sin,
+            keep_queries=False,
+            second_input=embeds,
+        )
+        self.backend.layers(self._body, layer_pass)
         return rows[:count]
 
     def _embed(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n H"]:
