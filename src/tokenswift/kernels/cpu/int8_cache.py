@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int, Integer, UInt8
 from torch import Tensor
 
-from tokenswift.kernels.cpu.structs import KEY_LEVELS, PAGE, SCALES, address, page_bytes
+from tokenswift.kernels.cpu.structs import KEY_LEVELS, PAGE, PAGE_DTYPE, SCALES, address, page_bytes
 from tokenswift.kv.cache import Entries
 from tokenswift.kv.memory import large_empty
 
@@ -34,7 +34,7 @@ class Pages(Entries):
         copy_entries: ``ts_copy`` of the compiled kernels.
 
     Attributes:
-        data: the bytes of all layers, one layer behind the other.
+        data: the bytes of all layers, of `structs.PAGE_DTYPE`, one layer behind the other.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Pages(Entries):
         self.capacity = -(-capacity // PAGE) * PAGE
         self.wide_keys = tuple(wide_keys)
         self.copy_entries = copy_entries
-        self.data = large_empty(self._begin_of(self.layers), dtype=torch.uint8)
+        self.data = large_empty(self._begin_of(self.layers), dtype=PAGE_DTYPE)
 
     def _begin_of(self, layer: int) -> int:
         """The first byte of a layer."""
@@ -89,19 +89,21 @@ class Pages(Entries):
         to_slots = torch.tensor(into, dtype=torch.int32, device="cpu")
         from_slots = torch.as_tensor(rows, dtype=torch.int32, device="cpu").contiguous()
         count = len(to_slots)
-        shape = (heads, count) if per_head else (count,)
-        if from_slots.shape != shape:
-            found = tuple(from_slots.shape)
-            raise ValueError(f"rows have the shape {found}; valid: one for each of {count} slots")
+        size = (heads, count) if per_head else (count,)
+        if from_slots.shape != size:
+            raise ValueError(
+                f"rows have the shape {tuple(from_slots.shape)}; valid: one for each of {count} "
+                "slots"
+            )
         if not count:
             return
         check_slots(to_slots, self.capacity)
         check_slots(from_slots, source.capacity)
         wide = (ctypes.c_uint8 * self.layers)(*self.wide_keys)
         self.copy_entries(
-            address("pages", self.data, torch.uint8, self._begin_of(self.layers)),
+            address("pages", self.data, PAGE_DTYPE, self._begin_of(self.layers)),
             self.capacity,
-            address("pages of the source", source.data, torch.uint8, len(source.data)),
+            address("pages of the source", source.data, PAGE_DTYPE, len(source.data)),
             source.capacity,
             self.width,
             self.layers,
@@ -109,7 +111,7 @@ class Pages(Entries):
             self.kv_heads,
             count,
             address("slots", to_slots, torch.int32, count),
-            address("rows", from_slots, torch.int32, *shape),
+            address("rows", from_slots, torch.int32, *size),
             int(per_head),
         )
 
@@ -178,15 +180,14 @@ class Pages(Entries):
         for layer, wide in enumerate(self.wide_keys):
             pages = self.pages(layer)
             values = torch.randint(-127, 128, pages.shape, generator=generator)
-            pages.copy_(values.to(torch.int8).view(torch.uint8))
+            pages.copy_(values.to(torch.int8).view(PAGE_DTYPE))
             words = self._key_words(layer)
             levels = KEY_LEVELS if wide else 127
             keys = torch.randint(-levels, levels + 1, words.shape, generator=generator)
             words.copy_(keys if wide else keys + 128)
             scales = self.scales(layer)
-            key_scales, value_scales = 0.001 + 0.02 * torch.rand(
-                (2, *scales[..., 0, :].shape), generator=generator
-            )
+            size = (2, *scales[..., 0, :].shape)
+            key_scales, value_scales = 0.001 + 0.02 * torch.rand(size, generator=generator)
             if wide:
                 key_scales *= 127 / KEY_LEVELS
             scales.copy_(torch.stack([key_scales, value_scales.log2(), 1 / value_scales], -2))

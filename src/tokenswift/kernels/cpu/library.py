@@ -1,9 +1,9 @@
 """The compiled CPU kernels of this machine: those that the wheel carries, or compiled here once.
 
-A wheel has one for each instruction set of its platform (`tools/kernels.py`), whose name says the
-set and what it is made from. One that is compiled here lies in a folder of the user's cache under a
-name made from the sources, the flags and the processor. The folder holds code that is run: it is
-the user's alone, or it is not used.
+A wheel has a library for each instruction set of its platform (`tools/kernels.py`), whose name says
+the set and what it is made from. A library that is compiled here lies in a folder of the user's
+cache under a name made from the sources, the flags and the processor. The folder holds code that is
+run: it is the user's alone, or it is not used.
 
 Importing this takes the standard library alone: wheels are built with it.
 """
@@ -95,33 +95,32 @@ def processor() -> str:
     """The processor and its abilities, as far as the system tells: a library is never used on
     another one."""
     if sys.platform == "darwin":
-        able = ["asimddp"] if _mac_says("hw.optional.arm.FEAT_DotProd") else []
+        able = ["asimddp"] if _sysctl("hw.optional.arm.FEAT_DotProd") else []
         return " ".join([platform.machine(), platform.platform(), *able])
     # emulators answer for what they emulate, unlike /proc: bit 20 of AT_HWCAP is asimddp
-    dotprod = (
-        platform.machine() == "aarch64"
-        and ctypes.CDLL(None).getauxval(ctypes.c_ulong(16)) >> 20 & 1
-    )
-    able = ["asimddp"] if dotprod else []
+    able = []
+    if platform.machine() == "aarch64":
+        abilities = ctypes.CDLL(None).getauxval(ctypes.c_ulong(16))
+        if abilities >> 20 & 1:
+            able = ["asimddp"]
     try:
-        lines = (
-            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0]
-        )
-        wanted = ("vendor_id", "model", "flags", "Features", "CPU ")
-        told = [
-            line for line in lines.splitlines() if line.startswith(wanted) and "MHz" not in line
-        ]
-        return "\n".join([*told, *able])
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        first_processor = text.split("\n\n", 1)[0].splitlines()
+        keys = ("vendor_id", "model", "flags", "Features", "CPU ")
+        lines = [line for line in first_processor if line.startswith(keys) and "MHz" not in line]
+        return "\n".join([*lines, *able])
     except OSError:
         return " ".join([platform.machine(), platform.processor(), platform.platform(), *able])
 
 
-def _mac_says(name: str) -> int:
-    """A number that a Mac's kernel tells of itself; 0 where it does not."""
-    value, size = ctypes.c_int32(0), ctypes.c_size_t(4)
-    ask = ctypes.CDLL(None).sysctlbyname
-    failed = ask(name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
-    return 0 if failed else value.value
+def _sysctl(name: str) -> int:
+    """A number that a Mac's kernel reports under a name; 0 where it has none."""
+    value = ctypes.c_int32(0)
+    size = ctypes.c_size_t(4)
+    status = ctypes.CDLL(None).sysctlbyname(
+        name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0)
+    )
+    return 0 if status else value.value
 
 
 def usable() -> int:
@@ -129,7 +128,7 @@ def usable() -> int:
     rounded down, but at least 1. On a Mac those of its fast kind, as a stage of a pass takes as
     long as its slowest thread."""
     if sys.platform == "darwin":
-        return max(0, _mac_says("hw.perflevel0.physicalcpu")) or os.cpu_count() or 1
+        return max(0, _sysctl("hw.perflevel0.physicalcpu")) or os.cpu_count() or 1
     try:
         count = len(os.sched_getaffinity(0))
     except AttributeError:  # no such call on this system
@@ -160,14 +159,14 @@ def describe() -> str:
     Raises:
         InputError: see :func:`kernels_wanted`.
     """
-    if (wanted := kernels_wanted()) == "torch":
+    wanted = kernels_wanted()
+    if wanted == "torch":
         return "torch"
-    found = carried(wanted)
-    return (
-        f"{Path(found._name).stem.rpartition('-')[0]} (built in)"
-        if found
-        else "compiled at first use"
-    )
+    built_in = carried(wanted)
+    if built_in is None:
+        return "compiled at first use"
+    instruction_set = Path(built_in._name).stem.rpartition("-")[0]
+    return f"{instruction_set} (built in)"
 
 
 def library(folder: Path) -> ctypes.CDLL | str:
@@ -179,8 +178,12 @@ def library(folder: Path) -> ctypes.CDLL | str:
         InputError: see :func:`kernels_wanted`.
     """
     wanted = kernels_wanted()
-    targets = (own_sets()[wanted].flags,) if wanted in own_sets() else TARGETS
-    return carried(wanted) or compiled(folder, targets)
+    built_in = carried(wanted)
+    if built_in is not None:
+        return built_in
+    sets = own_sets()
+    targets = (sets[wanted].flags,) if wanted in sets else TARGETS
+    return compiled(folder, targets)
 
 
 # ---- kernels that the package carries ------------------------------------------------------------
@@ -190,8 +193,8 @@ def carried_name(name: str) -> str:
     """The file of an instruction set in a wheel, by what it is made from and the package's
     version."""
     version = (HERE.parent.parent / "version.py").read_text(encoding="utf-8")
-    made = "\0".join([repr(FLAGS), repr(SETS), version, *_sources()])
-    return f"{name}-{hashlib.sha256(made.encode()).hexdigest()[:20]}.so"
+    ingredients = "\0".join([repr(FLAGS), repr(SETS), version, *_sources()])
+    return f"{name}-{hashlib.sha256(ingredients.encode()).hexdigest()[:20]}.so"
 
 
 def carried(wanted: str) -> ctypes.CDLL | None:
@@ -203,9 +206,11 @@ def carried(wanted: str) -> ctypes.CDLL | None:
     """
     if wanted == NATIVE or not BUILT.is_dir():
         return None
-    for name in [wanted] if wanted in own_sets() else reversed(fitting(processor())):
-        if (found := _load(BUILT / carried_name(name))) is not None:
-            return found
+    names = [wanted] if wanted in own_sets() else fitting(processor())[::-1]
+    for name in names:
+        kernels = _load(BUILT / carried_name(name))
+        if kernels is not None:
+            return kernels
     logger.warning(
         "the CPU kernels that came with tokenswift are not used: they are of other sources or "
         "processors"
@@ -217,32 +222,40 @@ def carried(wanted: str) -> ctypes.CDLL | None:
 
 
 def compiled(folder: Path, targets: tuple[tuple[str, ...], ...] = TARGETS) -> ctypes.CDLL | str:
-    """The compiled kernels, from ``folder`` or made now; or why they cannot be had.
+    """The compiled kernels, from ``folder`` or compiled now; or why there are none.
 
     Args:
-        folder: where compiled libraries are kept; made when it is not there.
+        folder: where compiled libraries are kept; created when it is not there.
         targets: sets of further flags, tried in turn.
     """
-    sources = "\n".join([*_sources(), *FLAGS, repr(targets), processor()])
-    name, kept = f"kernels-{hashlib.sha256(sources.encode()).hexdigest()[:20]}.so", _private(folder)
-    if kept is not None and (known := _load(kept / name)) is not None:
-        return known
-    program = next((found for each in COMPILERS if (found := shutil.which(each))), None)
-    if program is None:
+    ingredients = "\n".join([*_sources(), *FLAGS, repr(targets), processor()])
+    name = f"kernels-{hashlib.sha256(ingredients.encode()).hexdigest()[:20]}.so"
+    cache = _private(folder)
+    if cache is not None:
+        cached = _load(cache / name)
+        if cached is not None:
+            return cached
+    compiler = _compiler()
+    if compiler is None:
         return "there is no C compiler (cc, gcc or clang)"
     logger.info("compiling the CPU kernels (once, a few seconds) into %s", folder)
     try:
-        with tempfile.TemporaryDirectory(prefix="tokenswift-", dir=kept) as made:
-            path = Path(made) / name
-            if (reason := _compile(program, path, targets)) is not None:
+        with tempfile.TemporaryDirectory(prefix="tokenswift-", dir=cache) as workplace:
+            path = Path(workplace) / name
+            reason = _compile(compiler, path, targets)
+            if reason is not None:
                 return reason
-            if kept is not None:
-                path = path.replace(
-                    kept / name
-                )  # in one step; another folder has it for this process alone
+            if cache is not None:  # in one step; elsewhere this process alone has the library
+                path = path.replace(cache / name)
             return _load(path) or "the compiled library cannot be loaded"
     except (OSError, subprocess.SubprocessError) as error:
         return " ".join(str(error).split())[:200]
+
+
+def _compiler() -> str | None:
+    """The first C compiler on the path."""
+    paths = (shutil.which(name) for name in COMPILERS)
+    return next((path for path in paths if path), None)
 
 
 def _sources() -> list[str]:
@@ -250,15 +263,15 @@ def _sources() -> list[str]:
 
 
 def _private(folder: Path) -> Path | None:
-    """The folder, made if need be; None where it cannot be written, or somebody else may write into
-    it."""
+    """The folder, created if need be; None where it cannot be written, or somebody else may write
+    into it."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        about = os.stat(folder)
+        status = os.stat(folder)
     except OSError as error:
         logger.info("compiled kernels are not cached: %s", error.strerror or error)
         return None
-    if about.st_uid != os.getuid() or about.st_mode & 0o022:
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
         logger.warning(
             "compiled kernels are not cached: others may change what is in %s "
             "(chmod go-w it, or name another cache folder by TOKENSWIFT_CACHE)",
@@ -269,30 +282,35 @@ def _private(folder: Path) -> Path | None:
 
 
 def _compile(compiler: str, out: Path, targets: tuple[tuple[str, ...], ...]) -> str | None:
-    """Make the library; why it cannot be made."""
+    """Compile the library with the first target that the compiler takes.
+
+    Returns:
+        Why there is no library; None when there is.
+    """
     for name, text in zip(SOURCES, _sources(), strict=True):
         (out.parent / name).write_text(text, encoding="utf-8")
     reason = ""
     for target in targets:
         flags = [*FLAGS, *target]
-        about = re.sub(r'[\\"]', "", " ".join([Path(compiler).name, *flags]))
+        build = re.sub(r'[\\"]', "", " ".join([Path(compiler).name, *flags]))
         command = [
             compiler,
             *flags,
-            f'-DTS_BUILD="{about}"',
+            f'-DTS_BUILD="{build}"',
             "-shared",
             SOURCES[0],
             "-o",
             out.name,
             "-lm",
         ]
-        ran = subprocess.run(
+        result = subprocess.run(
             command, cwd=out.parent, capture_output=True, timeout=TIMEOUT, check=False
         )
-        if not ran.returncode:
+        if result.returncode == 0:
             return None
-        lines = ran.stderr.decode(errors="replace").strip().splitlines()
-        reason = next((line for line in lines if "error" in line), "".join(lines[:1]))[:200]
+        lines = result.stderr.decode(errors="replace").strip().splitlines()
+        errors = [line for line in lines if "error" in line]
+        reason = "".join((errors or lines)[:1])[:200]
     return reason or f"{compiler} ended with an error"
 
 

@@ -15,8 +15,6 @@ from tokenswift.kernels.cpu.structs import address, fields
 from tokenswift.sampling.noise import position_key
 from tokenswift.sampling.rows import LogitRows, Ranked
 
-OFF = (1.0, 0, 1.0, 0.0, -math.inf)  # temperature and filters
-
 
 class CRule(ctypes.Structure):
     _fields_ = fields(
@@ -26,6 +24,19 @@ class CRule(ctypes.Structure):
 
 class CRow(ctypes.Structure):
     _fields_ = fields("uint64 key; float noise; int width; pointer mask")
+
+
+def rule_of(params: SamplingParams) -> CRule:
+    """Temperature and filters for the kernels; greedy choices have none."""
+    if params.greedy:
+        return CRule(temperature=1.0, top_k=0, top_p=1.0, eta=0.0, min_p=-math.inf)
+    return CRule(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        eta=params.eta_cutoff,
+        min_p=math.log(params.min_p) if params.min_p else -math.inf,
+    )
 
 
 class NativeRanker:
@@ -40,60 +51,76 @@ class NativeRanker:
     """
 
     def __init__(self, library: ctypes.CDLL, params: SamplingParams) -> None:
-        self._rank, self._best, self._work = library.ts_rank, library.ts_best, dict[int, Tensor]()
-        self._seed, self._greedy, p = params.seed, params.greedy, params
-        least = math.log(p.min_p) if p.min_p else -math.inf
-        how = OFF if p.greedy else (p.temperature, p.top_k, p.top_p, p.eta_cutoff, least)
-        self._rule = CRule(0, None, *how)
+        self._rank = library.ts_rank
+        self._best = library.ts_best
+        self._work: dict[int, Tensor] = {}  # by the number of logits
+        self._seed = params.seed
+        self._greedy = params.greedy
+        self._rule = rule_of(params)
 
     def rank(self, rows: LogitRows) -> list[Ranked] | int:
         """See ``sampling.rows.Ranker.rank``."""
-        rule, subset, logits = self._rule, rows.subset, rows.logits.float().contiguous()
+        logits = rows.logits.float().contiguous()
         count, size = logits.shape
-        rule.size, rule.ids, tokens = size, None, size
-        if subset is not None:
-            tokens = subset.vocab_size
-            rule.ids = address("ids of the subset", subset.ids32, torch.int32, size)
-        asked, noise = (CRow * count)(), 0.0 if self._greedy else rows.noise
-        for row, position, width in zip(asked, rows.positions, rows.widths, strict=True):
-            row.key, row.noise, row.width = position_key(self._seed, position), noise, width
-        for row, mask in zip(asked, rows.masks, strict=False):
-            if mask is not None:
-                row.mask = address("a mask", mask, torch.int32, -(-tokens // 32))
+        rule = self._rule
+        rule.size = size
+        if rows.subset is None:
+            rule.ids = None
+        else:
+            rule.ids = address("ids of the subset", rows.subset.ids32, torch.int32, size)
+        c_rows = self._rows(rows, count, size)
         most = min(max(rows.widths), size)
-        tokens, values = (c_int32 * (count * most))(), (c_float * (count * most))()
-        distribution = (c_float * (count * most))() if rows.with_probs else None
-        counts = (c_int32 * count)()
-        work = self._work.get(size)
-        if work is None:
-            work = self._work[size] = torch.empty(4 * size, dtype=torch.float32, device="cpu")
-        refused = self._rank(
+        tokens = (c_int32 * (count * most))()
+        values = (c_float * (count * most))()
+        probabilities = (c_float * (count * most))() if rows.with_probs else None
+        lengths = (c_int32 * count)()
+        refused_token = self._rank(
             byref(rule),
             address("logits", logits, torch.float32, count, size),
-            asked,
+            c_rows,
             count,
             most,
             tokens,
             values,
-            distribution,
-            counts,
-            address("work space", work, torch.float32, 4 * size),
+            probabilities,
+            lengths,
+            address("work space", self._work_space(size), torch.float32, 4 * size),
         )
-        if refused >= 0:
-            return refused
-        best = [
-            slice(at, at + n) for at, n in zip(range(0, count * most, most), counts, strict=True)
-        ]
-        return [Ranked(tokens[n], values[n], distribution[n] if distribution else []) for n in best]
+        if refused_token >= 0:
+            return refused_token
+        ranked: list[Ranked] = []
+        for row, length in enumerate(lengths):
+            best = slice(row * most, row * most + length)
+            probs = [] if probabilities is None else probabilities[best]
+            ranked.append(Ranked(tokens[best], values[best], probs))
+        return ranked
+
+    def _rows(self, rows: LogitRows, count: int, size: int) -> ctypes.Array[CRow]:
+        """What C reads of each row beside its logits."""
+        c_rows = (CRow * count)()
+        noise = 0.0 if self._greedy else rows.noise
+        for row, position, width in zip(c_rows, rows.positions, rows.widths, strict=True):
+            row.key = position_key(self._seed, position)
+            row.noise = noise
+            row.width = width
+        token_count = size if rows.subset is None else rows.subset.vocab_size
+        for row, mask in zip(c_rows, rows.masks, strict=False):
+            if mask is not None:
+                row.mask = address("a mask", mask, torch.int32, -(-token_count // 32))
+        return c_rows
+
+    def _work_space(self, size: int) -> Tensor:
+        if size not in self._work:
+            self._work[size] = torch.empty(4 * size, dtype=torch.float32, device="cpu")
+        return self._work[size]
 
     def best(self, logits: Float[Tensor, "n V"], most: int) -> list[tuple[list[int], list[float]]]:
         """See ``sampling.rows.Ranker.best``."""
         logits = logits.float().contiguous()
         count, size = logits.shape
-        tokens, values = (c_int32 * (count * most))(), (c_float * (count * most))()
-        self._best(
-            address("logits", logits, torch.float32, count, size), count, size, most, tokens, values
-        )
-        return [
-            (tokens[at : at + most], values[at : at + most]) for at in range(0, count * most, most)
-        ]
+        tokens = (c_int32 * (count * most))()
+        values = (c_float * (count * most))()
+        logits_address = address("logits", logits, torch.float32, count, size)
+        self._best(logits_address, count, size, most, tokens, values)
+        rows = [slice(start, start + most) for start in range(0, count * most, most)]
+        return [(tokens[row], values[row]) for row in rows]
