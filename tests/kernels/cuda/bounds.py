@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from tokenswift.kernels.cuda.launch import Kernels, TritonKernel
 
@@ -20,9 +20,11 @@ def memory_of(arguments: Mapping[str, object]) -> np.ndarray:
     of all others, as kernels find caches by their distance from one place."""
     ends = dict[int, int]()
     for each in (*arguments.values(), *gc.get_objects()):
-        if type(each) in (Tensor, torch.nn.Parameter) and each.device.type == "cpu":
-            storage = each.untyped_storage()
-            ends[storage.data_ptr()] = storage.data_ptr() + storage.nbytes()
+        # by the exact type: other objects may answer isinstance with code of their own
+        if type(each) is Tensor or type(each) is Parameter:
+            if each.device.type == "cpu":
+                storage = each.untyped_storage()
+                ends[storage.data_ptr()] = storage.data_ptr() + storage.nbytes()
     return np.array(sorted(ends.items()), dtype=np.int64)
 
 
