@@ -32,7 +32,7 @@ def llm() -> LLM:
 
 
 def run_of(llm: LLM, new: int) -> Sequence:
-    return Sequence(llm, Request([1, 2, 3], new, "tokenswift", OPTIONS, ignore_eos=True))
+    return Sequence(llm.resources, Request([1, 2, 3], new, "tokenswift", OPTIONS, ignore_eos=True))
 
 
 @pytest.mark.parametrize("free", [0, 10_000, 100_000, 333_333, 5_000_000])

@@ -175,7 +175,7 @@ def test_a_failure_is_not_lost_while_it_is_given(llm: LLM) -> None:
             self.tell(RunError("planted"))
 
     with pytest.raises(RunError, match="planted"):
-        list(Late(Sequence(llm, plain([3], 2))).steps())
+        list(Late(Sequence(llm.resources, plain([3], 2))).steps())
 
 
 def test_asynchronous_programs_have_the_steps_too(llm: LLM) -> None:

@@ -67,7 +67,7 @@ def test_changed_settings(llm: LLM, tmp_path: Path, change: dict[str, Any], name
 def test_a_run_whose_journal_could_not_be_read_is_not_begun(llm: LLM, tmp_path: Path) -> None:
     """A name with a control character, say: the run would be lost."""
     odd = LLM.from_model(tiny_model(), tiny_tokenizer())
-    odd.name = "a\x1b[2Jb"
+    odd.resources.name = "a\x1b[2Jb"
     with pytest.raises(InputError, match="cannot keep this run: its journal takes no such name;"):
         odd.generate("hello", **CALL, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -42,7 +42,9 @@ def plan(args: argparse.Namespace) -> int:
 
     from tokenswift.engine.sequence import Sequence
 
-    made = expected(Sequence(llm, with_model(args, llm, prompt, call)), not args.no_measure)
+    made = expected(
+        Sequence(llm.resources, with_model(args, llm, prompt, call)), not args.no_measure
+    )
     give(record, made, text_of(made))
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypedDict, get_args
 
 from tokenswift.checks import keep_field, shown
 from tokenswift.config.fields import SHOWN, Between, check_fields, refuse
@@ -67,6 +67,20 @@ def parse_rope_scaling(text: str | None) -> RopeScaling | None:
             "rope_scaling",
         )
     return RopeScaling(factor)
+
+
+class LoadArguments(TypedDict):
+    """The arguments of ``LLM`` that load a model again, as a journal keeps them."""
+
+    model: str
+    dtype: str
+    device: str
+    heads: str | None
+    eagle: str | None
+    rope_scaling: str | None
+    weights: str
+    kv_cache_dtype: str
+    backend: str
 
 
 def check_backend(backend: str, device: str) -> None:

@@ -12,14 +12,15 @@ from typing import Any, Literal
 import torch
 
 from tokenswift.chat import Calls, Reply, Tools, thought_of, tools_of
-from tokenswift.chat.prompts import Prompt, is_chat, prompt_ids, several_ids
+from tokenswift.chat.prompts import Prompt, is_chat, several_ids
 from tokenswift.checks import check_callback, meant
-from tokenswift.config.loading import Backend, Device, Dtype, HeadKind, LoadConfig
-from tokenswift.config.sampling import CONTINUED, SamplingParams
+from tokenswift.config.loading import Backend, Device, Dtype, HeadKind, LoadArguments, LoadConfig
+from tokenswift.config.sampling import SamplingParams
 from tokenswift.config.strategies import Strategy
 from tokenswift.engine.detokenize import begins_turn
 from tokenswift.engine.many import run_all
 from tokenswift.engine.prefix_cache import PrefixCache
+from tokenswift.engine.prompts import default_sampling, encode
 from tokenswift.engine.request import Request
 from tokenswift.engine.run_journal import chat_digest
 from tokenswift.engine.scheduler import Scheduler
@@ -75,8 +76,7 @@ class LLM(AbstractContextManager["LLM"]):
         InputError: naming the argument and what is valid.
     """
 
-    name = ""
-    loading: dict[str, Any] | None = None  # arguments that make it again; None: from a model object
+    _name = ""
     _resources: Resources | None = None
 
     def __init__(
@@ -95,16 +95,20 @@ class LLM(AbstractContextManager["LLM"]):
                 valid = ", ".join(("heads", "eagle", "on_progress", *known)) + meant(option, known)
                 raise InputError(f"{option!r} is not an argument of LLM; valid: {valid}", option)
         how = LoadConfig(dtype, device, **loading)  # type: ignore[arg-type]  # torch's own become names
-        source, self.name = open_model(model, how, on_progress), str(model)
-        self._resources = Resources(source, self.name, heads, how, on_progress, eagle)
-        self.loading = {
-            "model": str(Path(model).expanduser().absolute())
-            if Path(model).exists()
-            else str(model),
-            "heads": str(heads) if isinstance(heads, str | Path) else None,
-            "eagle": str(eagle) if isinstance(eagle, str | Path) else None,
-            **{f.name: getattr(how, f.name) for f in fields(how) if f.name != "threads"},
-        }
+        source = open_model(model, how, on_progress)
+        self._name = str(model)
+        arguments = LoadArguments(
+            model=str(Path(model).expanduser().absolute()) if Path(model).exists() else self._name,
+            dtype=how.dtype,
+            device=how.device,
+            heads=str(heads) if isinstance(heads, str | Path) else None,
+            eagle=str(eagle) if isinstance(eagle, str | Path) else None,
+            rope_scaling=how.rope_scaling,
+            weights=how.weights,
+            kv_cache_dtype=how.kv_cache_dtype,
+            backend=how.backend,
+        )
+        self._resources = Resources(source, self._name, heads, how, on_progress, eagle, arguments)
 
     @classmethod
     def from_model(
@@ -130,9 +134,14 @@ class LLM(AbstractContextManager["LLM"]):
         """
         how = LoadConfig(rope_scaling=rope_scaling, backend=backend)
         source, llm = wrap_model(model, tokenizer, how), cls.__new__(cls)
-        llm.name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-        llm._resources = Resources(source, llm.name, heads, how, eagle=eagle)
+        llm._name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+        llm._resources = Resources(source, llm._name, heads, how, eagle=eagle)
         return llm
+
+    @property
+    def name(self) -> str:
+        """The model's name as it was given."""
+        return self._name
 
     @property
     def resources(self) -> Resources:
@@ -144,6 +153,11 @@ class LLM(AbstractContextManager["LLM"]):
         if self._resources is None:
             raise InputError("the LLM is closed; valid: one that was not closed")
         return self._resources
+
+    @property
+    def loading(self) -> LoadArguments | None:
+        """The arguments that load the model again; None: it came from a program."""
+        return self.resources.loading
 
     @property
     def target(self) -> Target:
@@ -171,12 +185,14 @@ class LLM(AbstractContextManager["LLM"]):
     def close(self) -> None:
         """Let go of packed weights and draft models; the ``LLM`` cannot be used any more. A model
         given to `from_model` is as it was before."""
+        if self._resources is not None:
+            self._resources.is_closed = True
         self._resources = None
 
     def __repr__(self) -> str:
         if self._resources is None:
-            return f"LLM({self.name!r}, closed)"
-        return f"LLM({self.name!r}, dtype={self.dtype!r}, device={self.device!r})"
+            return f"LLM({self._name!r}, closed)"
+        return f"LLM({self._name!r}, dtype={self.dtype!r}, device={self.device!r})"
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -206,16 +222,15 @@ class LLM(AbstractContextManager["LLM"]):
         tokens, of chat messages by the model's template, up to where the answer begins; ``tools``
         and ``template_options`` are given to it."""
         check_not_prefilled(prompt)
-        tokenizer, size = self.source.tokenizer, self.target.vocab_size
         known = tools_of(tools)
         forms = None if known is None else known.forms
-        return prompt_ids(prompt, tokenizer, size, tools=forms, options=template_options)
+        return encode(self.resources, prompt, template_options, forms)
 
     def default_sampling(self, prompt: Prompt) -> SamplingParams:
         """The sampling of a prompt for which none is given: the paper's for text and token ids,
         which are gone on from. Answers to chat messages have what the model itself names, else
         temperature 0.7 and min-p 0.05 without a penalty."""
-        return self.source.answers if is_chat(prompt) else CONTINUED
+        return default_sampling(self.resources, prompt)
 
     def generate(
         self,
@@ -327,7 +342,7 @@ class LLM(AbstractContextManager["LLM"]):
             raise InputError(f"messages is not a list of messages; valid: {valid}")
         template, tokenizer = options.get("template_options"), self.source.tokenizer
         forms = None if tools is None else tools.forms
-        ids = prompt_ids(messages, tokenizer, self.target.vocab_size, name, forms, template)
+        ids = encode(self.resources, messages, template, forms, name)
         calls = Calls.of(tools, tokenizer, thought_of(tokenizer, ids))
         made = self.request(messages, ids, *how, **options)
         asked = chat_digest(messages, tools, template)
@@ -357,7 +372,7 @@ class LLM(AbstractContextManager["LLM"]):
             request: the checked request.
             prefixes: a prefix cache, from which a shared prefix is copied instead of prefilled.
         """
-        return Stream(TextSequence(self, request, prefixes))
+        return Stream(TextSequence(self.resources, request, prefixes))
 
     def generate_many(
         self,
@@ -401,7 +416,7 @@ class LLM(AbstractContextManager["LLM"]):
         if not requests:
             return []
         TextSequence(
-            self, max(requests, key=lambda one: len(one.prompt))
+            self.resources, max(requests, key=lambda one: len(one.prompt))
         )  # if it fits, the others do
         results: dict[int, Generation] = {}
         with Scheduler(self, at_once) as scheduler:

@@ -59,7 +59,7 @@ class Request:
     sampling: SamplingParams = SamplingParams()
     ignore_eos: bool = False
     stop: str | Sequence[str | Sequence[int]] = ()  # texts, or token ids
-    on_loop: OnLoop | str = "report"
+    on_loop: OnLoop = "report"
     run_dir: str | os.PathLike[str] | None = None
     on_progress: OnProgress | None = None
     logprobs: Annotated[int | None, LOGPROBS] = None

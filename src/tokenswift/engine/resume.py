@@ -23,7 +23,7 @@ def resume(
     max_new_tokens: int | None = None,
     llm: LLM | None = None,
     on_step: Callable[[Step], None] | None = None,
-    on_loop: OnLoop | str | None = None,
+    on_loop: OnLoop | None = None,
 ) -> Generation:
     """Go on with a run; a finished one is returned as it is, unless it may become longer.
 
@@ -53,7 +53,7 @@ def request_of(
     state: RunState,
     run_dir: str | Path,
     max_new_tokens: int | None = None,
-    on_loop: str | None = None,
+    on_loop: OnLoop | None = None,
 ) -> Request:
     """The request that continues a run. The arguments are those of
     :func:`resume`.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from tokenswift.loader.identity import digest_of, versions
 from tokenswift.runs.folder import RunWriter, load
 from tokenswift.runs.records import Header, Identity, Loading, Session
 from tokenswift.types import InputError
+
+if TYPE_CHECKING:  # it imports this module
+    from tokenswift.engine.sequence import Sequence
 
 logger = logging.getLogger("tokenswift")
 JOURNAL_TYPES = str | int | float | tuple | None  # types of options that a journal can hold
@@ -48,23 +51,24 @@ def kept_prompt(request: Request) -> list[int] | None:
     return None
 
 
-def open_journal(sequence: Any) -> RunWriter:
+def open_journal(sequence: Sequence, folder: Path) -> RunWriter:
     """Lock the folder of a sequence's run; if it holds a run already, the sequence resumes it.
 
     Raises:
         InputError: the folder cannot be written, holds another run, or one that is longer.
     """
-    request, llm = sequence.request, sequence.llm
+    request = sequence.request
+    resources = sequence.resources
     identity = Identity(
-        **llm.resources.identity(),
+        **resources.identity(),
         sampling=settings_of(request.sampling),
         eos=sorted(sequence.eos),
         stop=[text if isinstance(text, str) else list(text) for text in request.stop],
         acceptance=sequence.strategy.acceptance,
     )
-    loading = None if llm.loading is None else Loading(**llm.loading)
+    loading = None if resources.loading is None else Loading(**resources.loading)
     header = Header(
-        time.time(), llm.name, loading, identity, sequence.prompt, _chat_digest(request)
+        time.time(), resources.name, loading, identity, sequence.prompt, _chat_digest(request)
     )
     checked = ((name, getattr(request.options, name)) for name in request.strategy_options or ())
     options: dict[str, Any] = {
@@ -73,16 +77,16 @@ def open_journal(sequence: Any) -> RunWriter:
     session = Session(
         time=time.time(),
         pid=os.getpid(),
-        max_new_tokens=request.max_new_tokens,
+        max_new_tokens=sequence.max_new_tokens,
         strategy=request.strategy,
         options=options,
         on_loop=request.on_loop,
         ignore_eos=request.ignore_eos,
-        numerics=llm.target.numerics(),
+        numerics=resources.target.numerics(),
         threads=torch.get_num_threads(),
         versions=versions(),
     )
-    writer = RunWriter(Path(request.run_dir), header, session)
+    writer = RunWriter(folder, header, session)
     if writer.state is not None:
         try:
             sequence.restore(writer.state)

@@ -20,7 +20,7 @@ from functools import partial
 from threading import Condition, Thread, current_thread
 from time import monotonic, perf_counter
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tokenswift.checks import check_integer, counted
 from tokenswift.engine.failures import QueueFull
@@ -30,8 +30,12 @@ from tokenswift.engine.request import SHARED_STRATEGIES, Request
 from tokenswift.engine.sequence import Sequence, failure
 from tokenswift.engine.step import step
 from tokenswift.engine.ticket import Ticket
-from tokenswift.kv.passes import FeatureStore
+from tokenswift.speculation.eagle.features import Features
+from tokenswift.speculation.resources import Resources
 from tokenswift.types import Cancelled, InputError, Step
+
+if TYPE_CHECKING:  # it imports this module
+    from tokenswift.engine.llm import LLM
 
 logger = logging.getLogger("tokenswift")
 
@@ -44,12 +48,12 @@ _NEW_WEIGHT = 1 / 8  # weight of a new time in a running mean
 
 
 class Scheduler(AbstractContextManager["Scheduler"]):
-    """Runs many requests of one ``LLM``, several in each pass, on a thread of its own.
+    """Runs many requests of one model, several in each pass, on a thread of its own.
 
     A scheduler is a context manager; `close` ends all sequences.
 
     Args:
-        llm: the ``LLM``.
+        llm: the ``LLM``, or its resources.
         at_once: sequences that run at once, at most; "auto": as many as fit the memory, up to 16.
         queue: requests that may wait; None: any number.
 
@@ -61,15 +65,18 @@ class Scheduler(AbstractContextManager["Scheduler"]):
     """
 
     def __init__(
-        self, llm: Any, at_once: int | Literal["auto"] = "auto", queue: int | None = None
+        self,
+        llm: LLM | Resources,
+        at_once: int | Literal["auto"] = "auto",
+        queue: int | None = None,
     ) -> None:
         valid = "auto, or an integer of at least 1"
         self.at_once = (
             MAX_AT_ONCE if at_once == "auto" else check_integer("at_once", at_once, 1, valid)
         )
         self._queue = queue if queue is None else check_integer("queue", queue, 0)
-        self._llm = llm
-        self._prefixes = PrefixCache.for_model(llm.target)
+        self._resources = llm if isinstance(llm, Resources) else llm.resources
+        self._prefixes = PrefixCache.for_model(self._resources.target)
         self._budget = 0  # bytes for all admitted sequences
         self._last_turns: dict[str, int] = {}  # by owner: number of the last admission
         self._changed = Condition()  # guards the tickets and figures; notified on changes
@@ -92,7 +99,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         self,
         request: Request,
         owner: str = "",
-        features: FeatureStore | None = None,
+        features: Features | None = None,
         prefixes: PrefixCache | None = None,
     ) -> Ticket:
         """Queue a request. Its journal begins now.
@@ -111,8 +118,8 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         with self._changed:
             self._check_queue()
             held = self._bytes_in_use()
-        sequence = Sequence(self._llm, request, prefixes or self._prefixes, held, owner)
-        sequence.features = features  # type: ignore[assignment]
+        sequence = Sequence(self._resources, request, prefixes or self._prefixes, held, owner)
+        sequence.features = features
         try:
             sequence.open()
             ticket = Ticket(sequence)
@@ -244,7 +251,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         Raises:
             InputError: it does not fit even alone.
         """
-        backend = self._llm.target.backend
+        backend = self._resources.target.backend
         memory = backend.memory()
         if memory is None:
             return True
@@ -269,7 +276,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
             if self._prefills % 2
             else min(reading, key=lambda one: one.sequence.prefill_left)
         )
-        most: int = self._llm.target.prefill_chunk
+        most: int = self._resources.target.prefill_chunk
         rows = int(
             self._prefill_speed
             * (PREFILL_STEPS * self._step_seconds if running else PREFILL_SECONDS)

@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import torch
 
@@ -18,14 +18,16 @@ from tokenswift.chat.prompts import is_chat
 from tokenswift.checks import check_tokens, counted
 from tokenswift.engine.detokenize import LoopGuard, TextStream, begins_turn, context_of
 from tokenswift.engine.prefix_cache import PrefixCache
+from tokenswift.engine.prompts import encode
 from tokenswift.engine.request import Request
 from tokenswift.engine.run_journal import kept_prompt, open_journal
 from tokenswift.engine.step import prefill, step
 from tokenswift.memory import check_run, default_length, needs_of
 from tokenswift.metrics import PREFILL
-from tokenswift.runs.records import End, RunState
+from tokenswift.runs.records import End, EndReason, RunState
 from tokenswift.sampling.text_rules import rules_of
 from tokenswift.speculation.methods import STRATEGIES, drafts_from
+from tokenswift.speculation.resources import Resources
 from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.types import SOURCES, Generation, InputError, Logprob, RunError, Step
 
@@ -40,7 +42,7 @@ class Sequence(SequenceState):
     any case `close`.
 
     Args:
-        llm: the ``LLM``.
+        resources: the model, and what drafts for it.
         request: the checked arguments of the call.
         prefixes: KV caches of other sequences, to copy a shared prefix from; None: none.
         spare: bytes that will be free when it runs, besides those that are free now.
@@ -61,18 +63,22 @@ class Sequence(SequenceState):
 
     def __init__(
         self,
-        llm: Any,
+        resources: Resources,
         request: Request,
         prefixes: PrefixCache | None = None,
         spare: int = 0,
         owner: str = "",
     ) -> None:
-        target, source, resources = llm.target, llm.source, llm.resources
-        prompt: list[int] = llm.encode(request.prompt, None, request.template_options)
+        resources.check_open()
+        target = resources.target
+        source = resources.source
+        prompt = encode(resources, request.prompt, request.template_options)
         prompt = kept_prompt(request) or prompt
         new = request.max_new_tokens or default_length(target, is_chat(request.prompt), len(prompt))
         target.check_room(len(prompt) + new)
-        self.llm, self.prompt, self.max_new_tokens = llm, prompt, new
+        self.resources = resources
+        self.prompt = prompt
+        self.max_new_tokens = new
         self.request = request = replace(request, max_new_tokens=new)
         eos = () if request.ignore_eos else source.end_tokens()
         self._stops = tuple(ids for ids in request.stop if not isinstance(ids, str))
@@ -86,9 +92,15 @@ class Sequence(SequenceState):
         if request.sampling.grammar is not None:
             sampler.masks = resources.grammars.masks(request.sampling.grammar, len(prompt))
         strategy = STRATEGIES[request.strategy](resources, request.options, sampler)
-        no_cache: Any = None  # until `make_cache`
         super().__init__(
-            list(prompt), len(prompt), no_cache, target, sampler, strategy, eos=eos, owner=owner
+            tokens=list(prompt),
+            prompt_tokens=len(prompt),
+            full_cache=None,
+            model=target,
+            sampler=sampler,
+            strategy=strategy,
+            eos=eos,
+            owner=owner,
         )
         self.top_logprobs = request.logprobs
         self.heads, self.draft_source = drafts_from(resources, request.strategy, request.options)
@@ -97,10 +109,12 @@ class Sequence(SequenceState):
         self.new_tokens: list[int] = []
         self.sources: Counter[str] = Counter(dict.fromkeys(SOURCES, 0))
         self.logprobs: list[Logprob] = []
-        self.finish_reason: str | None = None
+        self.finish_reason: EndReason | None = None
         self.tail = ""
         self._written: list[str] = []
-        self.journal = None if request.run_dir is None else open_journal(self)
+        self.journal = None
+        if request.run_dir is not None:
+            self.journal = open_journal(self, Path(request.run_dir))
 
     # ---- its life --------------------------------------------------------------------------------
 
@@ -143,18 +157,18 @@ class Sequence(SequenceState):
     @property
     def prefill_left(self) -> int:
         """Tokens still to prefill before the first step."""
-        return len(self.tokens) - 1 - (0 if self.cache is None else self.cache.length)
+        return len(self.tokens) - 1 - (0 if self.full_cache is None else self.full_cache.length)
 
     def make_cache(self) -> None:
         """Make the KV cache, with the longest known prefix copied into it, unless it exists."""
-        if self.cache is not None:
+        if self.full_cache is not None:
             return
         capacity = len(self.prompt) + self.max_new_tokens + self.strategy.max_nodes
         with self.meter.phase(PREFILL):
             if self.features is None and self.request.strategy == "auto":
-                self.features = self.llm.resources.features()
+                self.features = self.resources.features()
             cache = None if self.prefixes is None else self.prefixes.fork_longest(self, capacity)
-            self.cache = self.model.new_cache(capacity) if cache is None else cache
+            self.full_cache = self.model.new_cache(capacity) if cache is None else cache
         if self.prefixes is not None:
             self.prefixes.add_running(self)
 
@@ -180,13 +194,13 @@ class Sequence(SequenceState):
         self._written.append(made.text)
         tail = self._flush()
         if self.journal is not None:
-            newest: dict[str, Any] = {"seconds": self.meter.seconds, "passes": self.draft_passes}
+            newest: dict[str, object] = {"seconds": self.meter.seconds, "passes": self.draft_passes}
             self.journal.add(made, {**newest, "loop": self.guard.first, "end": self._end()})
         return replace(made, text=made.text + tail)
 
     def _context(self) -> list[int]:
         """The tokens of the prompt that the text is decoded behind."""
-        return [] if self.new_turn else context_of(self.llm.source.tokenizer, self.prompt)
+        return [] if self.new_turn else context_of(self.resources.source.tokenizer, self.prompt)
 
     def _push(self, token: int) -> str:
         """Add a token; returns the text that it completes, and sets the finish reason if it ends
@@ -216,7 +230,7 @@ class Sequence(SequenceState):
 
     def _end(self) -> End | None:
         """The journal's record of the end; None before it."""
-        return None if self.finish_reason is None else End(self.finish_reason, self.tail)  # type: ignore[arg-type]
+        return None if self.finish_reason is None else End(self.finish_reason, self.tail)
 
     def finish(self) -> None:
         """Write the text beside the journal, where there is one."""
@@ -225,12 +239,14 @@ class Sequence(SequenceState):
 
     def close(self) -> None:
         """Free the memory and close the journal, at any point; the journal's content stays."""
-        if self.prefixes is not None and self.cache is not None:
+        if self.prefixes is not None and self.full_cache is not None:
             try:
                 self.prefixes.retire(self)
             except Exception as error:  # it would only have made later prefills faster
                 logger.warning("the KV cache of a finished text is not kept for reuse (%s)", error)
-        self.cache = self.last_pass = self.features = None  # type: ignore[assignment]
+        self.full_cache = None
+        self.last_pass = None
+        self.features = None
         if self.journal is not None:
             self.journal.close()
 
@@ -282,7 +298,7 @@ class Sequence(SequenceState):
         self.new_tokens = []
         self._written = []
         self.detokenizer = TextStream(
-            self.llm.source.tokenizer, self.detokenizer.stop, self._context()
+            self.resources.source.tokenizer, self.detokenizer.stop, self._context()
         )
         self.guard = LoopGuard()
         for token in tokens:  # what ends it now may not have ended it then

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenswift.chat.prompts import Prompt
 from tokenswift.checks import check_callback, shown
@@ -16,6 +16,9 @@ from tokenswift.engine.step import prefill
 from tokenswift.kv.cache import FullCache
 from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.types import Generation, InputError, Step
+
+if TYPE_CHECKING:  # it imports this module
+    from tokenswift.engine.llm import LLM
 
 
 class Stream(Iterator[Step], AbstractContextManager["Stream"]):
@@ -82,10 +85,12 @@ class Prefilled(PrefixCache):
         sequence: the prompt with its cache.
     """
 
-    def __init__(self, llm: Any, prompt: Prompt) -> None:
+    def __init__(self, llm: LLM, prompt: Prompt) -> None:
         super().__init__(0)
-        self._llm, self._prompt, target = llm, prompt, llm.target
-        self.tokens: list[int] = llm.encode(prompt)
+        self._llm = llm
+        self._prompt = prompt
+        target = llm.target
+        self.tokens = llm.encode(prompt)
         count = len(self.tokens)
         target.check_room(count + 1)
         cache = target.new_cache(max(1, count - 1))

@@ -115,7 +115,7 @@ def tokenizer_digest(tokenizer: Tokenizer | None) -> str | None:
 
 def identity_of(
     config: Any, dtype: torch.dtype, named: Iterable[tuple[str, Tensor | Stored]]
-) -> dict[str, Any]:
+) -> dict[str, str]:
     """What of a model decides its tokens: its type, and digests of config and sampled weights.
 
     Args:

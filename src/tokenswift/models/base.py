@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -22,6 +22,15 @@ from tokenswift.loader.rope import Rotary
 from tokenswift.sampling.sampler import Sampler
 from tokenswift.sampling.text_rules import NO_RULES, TextRules
 from tokenswift.types import InputError, OnProgress
+
+
+class ComputeIdentity(TypedDict, total=False):
+    """The types that decide the tokens, besides the weights'; what is as usual is left out."""
+
+    dtype: str
+    activations: str
+    kv_cache_dtype: str
+    int16_keys: str
 
 
 class BaseTarget(ABC):
@@ -254,9 +263,9 @@ class BaseTarget(ABC):
         all_int8 = self.int8 and self.kv_dtype == torch.int8
         return "int8" if all_int8 else str(self.dtype).removeprefix("torch.")
 
-    def identity(self) -> dict[str, str]:
+    def identity(self) -> ComputeIdentity:
         """The types that decide the tokens, besides the weights': part of a run's identity."""
-        types: dict[str, str] = {}
+        types = ComputeIdentity()
         if self.computes == "int8":
             types["dtype"] = "int8"
         else:

@@ -11,7 +11,7 @@ import logging
 import os
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
+from typing import Any, Required
 
 import torch
 
@@ -41,12 +41,24 @@ from tokenswift.loader.load import (
     model_of,
 )
 from tokenswift.loader.opened import Opened, open_files
+from tokenswift.models.base import ComputeIdentity
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import Target, backend_for, check_model, make_target
 from tokenswift.tokenizer import Tokenizer
 from tokenswift.types import InputError, OnProgress
 
 logger = logging.getLogger("tokenswift")
+
+
+class ModelIdentity(ComputeIdentity):
+    """What of a model decides its tokens: its type, digests, the wish for YaRN, and how it is
+    computed."""
+
+    dtype: Required[str]
+    config: Required[str]
+    weights: Required[str]
+    tokenizer: Required[str | None]
+    rope: Required[str]
 
 
 class Source:
@@ -80,15 +92,19 @@ class Source:
         self.named = named_sampling(getattr(model, "generation_config", None))
 
     @cached_property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> ModelIdentity:
         """The properties of the model that decide the tokens."""
-        return {
-            **self._identity(),
-            "tokenizer": tokenizer_digest(self.tokenizer),
-            "rope": str(self.scaling or "none"),
-        }
+        digests = self._identity()
+        return ModelIdentity(
+            dtype=digests["dtype"],
+            config=digests["config"],
+            weights=digests["weights"],
+            tokenizer=tokenizer_digest(self.tokenizer),
+            rope=str(self.scaling or "none"),
+        )
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, str]:
+        """The type and the digests of config and weights."""
         return identity_of(self.model.config, self.model.dtype, parameters(self.model))
 
     def end_tokens(self) -> set[int]:
@@ -200,7 +216,8 @@ class FromFiles(Source):
         with fitting(self.name, self.host.device):
             return NativeTarget(weights, self.backend, rotary, on_progress=on_progress)
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, str]:
+        """The type and the digests of config and weights."""
         files, kind = self._files, self._how.weights
         files.check_unchanged()
         named = ((name, entry.get()) for name, entry in sorted(files.weights.entries.items()))

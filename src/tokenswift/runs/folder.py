@@ -21,7 +21,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -217,7 +217,7 @@ class RunWriter:
         self._appender: journal.Appender | None = None
         self._thread: Thread | None = None
         self._wake, self._writing = Event(), Mutex()
-        self._pending: deque[tuple[Step, dict[str, Any]]] = deque()
+        self._pending: deque[tuple[Step, Mapping[str, Any]]] = deque()
         self._text = [] if self.state is None else [self.state.text]
         self._kept = self._taken = 0 if self.state is None else len(self.state.tokens)
         self._closed = False
@@ -251,7 +251,7 @@ class RunWriter:
         self._thread = Thread(target=self._watch, name="tokenswift-journal", daemon=True)
         self._thread.start()
 
-    def add(self, step: Step, newest: dict[str, Any]) -> None:
+    def add(self, step: Step, newest: Mapping[str, Any]) -> None:
         """Take a step.
 
         Args:
@@ -333,7 +333,7 @@ class RunWriter:
         return RunError(f"{line} ({line_of(error)}); {more}")
 
 
-def _record(steps: Sequence[Step], newest: dict[str, Any]) -> Tokens:
+def _record(steps: Sequence[Step], newest: Mapping[str, Any]) -> Tokens:
     """Steps as one record."""
     return Tokens(
         ids=[token for step in steps for token in step.token_ids],

@@ -104,10 +104,14 @@ class Session(Strict, tag_field="kind", tag="session"):
         check_choice("strategy", self.strategy, tuple(OPTIONS))
 
 
+#: why a text ended
+EndReason: TypeAlias = Literal["length", "eos", "stop", "loop"]
+
+
 class End(Strict):
     """How a text ended: ``tail`` is text that was held back."""
 
-    reason: Literal["length", "eos", "stop", "loop"]
+    reason: EndReason
     tail: str
 
 

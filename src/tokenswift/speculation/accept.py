@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from tokenswift.config.strategies import Acceptance
 from tokenswift.sampling.sampler import Sampler
 from tokenswift.tree import children
 from tokenswift.types import Accepted, DraftTree, RunError
@@ -29,7 +30,7 @@ class AcceptanceRule:
         is_exact: no token depends on what was drafted.
     """
 
-    name: str
+    name: Acceptance
     accept: Callable[[DraftTree, Tensor, list[int], Sampler], Accepted]
     is_exact: bool
 

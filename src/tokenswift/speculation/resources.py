@@ -5,12 +5,11 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 import torch
 
-from tokenswift.config.loading import LoadConfig
-from tokenswift.models.source import Source
+from tokenswift.config.loading import LoadArguments, LoadConfig
+from tokenswift.models.source import ModelIdentity, Source
 from tokenswift.models.target import DraftModels
 from tokenswift.sampling.grammars import Grammars
 from tokenswift.speculation.calibration import Calibration
@@ -21,7 +20,7 @@ from tokenswift.speculation.eagle.features import Features
 from tokenswift.speculation.eagle.find import eagle_of, eagle_trained
 from tokenswift.speculation.heads.find import is_default, resolve_heads, shipped_heads
 from tokenswift.speculation.heads.modules import Heads
-from tokenswift.types import OnProgress
+from tokenswift.types import InputError, OnProgress
 
 
 class Resources:
@@ -33,6 +32,7 @@ class Resources:
         name: the model's name.
         heads, on_progress, eagle: see ``LLM``.
         how: the options of loading.
+        loading: the arguments of ``LLM`` that load the model again; None: it came from a program.
 
     Attributes:
         target: the target model.
@@ -41,6 +41,7 @@ class Resources:
         draft_models: draft models by name, see `models.target`.
         grammars: compiled grammars.
         lock: guards what is made at first use.
+        is_closed: whether the ``LLM`` was closed: no sequence may begin any more.
     Raises:
         InputError: heads or a drafter that do not fit the model, or options that it does not
             support.
@@ -54,8 +55,12 @@ class Resources:
         how: LoadConfig,
         on_progress: OnProgress | None = None,
         eagle: str | Path | EagleWeights | None = "auto",
+        loading: LoadArguments | None = None,
     ) -> None:
-        self.source, self.name = source, name
+        self.source = source
+        self.name = name
+        self.loading = loading
+        self.is_closed = False
         self.heads = resolve_heads(heads, source.host)
         self._automatic = isinstance(heads, str) and heads == "auto"
         self._shipped: dict[str, Heads | None] = {}  # by kind, once asked for
@@ -76,10 +81,19 @@ class Resources:
         self.draft_models = DraftModels(self.target, source.tokenizer, is_default=default)
         self.grammars = Grammars(source.tokenizer, self.target.vocab_size, source.end_tokens)
 
-    def identity(self) -> dict[str, Any]:
+    def check_open(self) -> None:
+        """Refuse to begin anything after the ``LLM`` was closed.
+
+        Raises:
+            InputError: it was.
+        """
+        if self.is_closed:
+            raise InputError("the LLM is closed; valid: one that was not closed")
+
+    def identity(self) -> ModelIdentity:
         """The properties of the model that decide the tokens: dtype, config, weights, positions,
         tokenizer."""
-        return self.source.identity | self.target.identity()
+        return {**self.source.identity, **self.target.identity()}
 
     def heads_of(self, kind: str) -> Heads | None:
         """Heads of this kind: those given, or shipped ones with ``heads="auto"``; else None."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from tokenswift.config.strategies import Acceptance
 from tokenswift.kv.cache import FullCache
 from tokenswift.kv.passes import Pass
 from tokenswift.memory import Need
@@ -47,7 +48,7 @@ class Strategy:
     max_nodes: int = 0
 
     @property
-    def acceptance(self) -> str:
+    def acceptance(self) -> Acceptance:
         """Name of the rule, for journals and reports."""
         return self.rule.name
 
@@ -79,7 +80,8 @@ class SequenceState:
         tokens: ids of prompt and generated tokens; the last one is the root (known, not in the
             cache).
         prompt_tokens: length of the prompt.
-        cache: the full KV cache; it holds ``len(tokens) - 1`` entries between steps.
+        full_cache: the full KV cache, with ``len(tokens) - 1`` entries between steps; None before
+            the prefill and after the end.
         model: the target.
         sampler: its choice rule.
         strategy: one of `methods`; without one, the sequence is only prefilled.
@@ -104,7 +106,7 @@ class SequenceState:
 
     tokens: list[int]
     prompt_tokens: int
-    cache: FullCache
+    full_cache: FullCache | None
     model: BaseTarget
     sampler: Sampler
     strategy: Strategy = field(default_factory=Strategy)
@@ -122,6 +124,13 @@ class SequenceState:
     is_wanted: Callable[[], bool] = lambda: True
     top_logprobs: int | None = None
     meter: Meter = field(default_factory=Meter)
+
+    @property
+    def cache(self) -> FullCache:
+        """The full KV cache of a sequence that is under way."""
+        if self.full_cache is None:
+            raise RuntimeError("a sequence has a cache from its prefill to its end alone")
+        return self.full_cache
 
     def raise_if_cancelled(self) -> None:
         """Called between draft passes.
