@@ -58,6 +58,8 @@ def expected(run: Any, measured: bool) -> dict[str, Any]:
         run: the run, made but not begun (so it is known to fit what is free).
         measured: whether a short run is timed.
     """
+    from tokenswift.engine.sequence import Sequence
+    from tokenswift.engine.stream import Stream
     from tokenswift.memory import largest, needs_of
 
     target, prompt, new, request = run.model, len(run.prompt), run.max_new_tokens, run.request
@@ -78,7 +80,7 @@ def expected(run: Any, measured: bool) -> dict[str, Any]:
     if measured:
         few = replace(request, max_new_tokens=min(SHORT, new), prompt=run.prompt[-NEAR:], stop=())
         few = replace(few, ignore_eos=request.sampling.grammar is None)
-        found = run.llm.start(few).finish().metrics
+        found = Stream(Sequence(run.resources, few)).finish().metrics
         prefill = prompt * found.prefill_seconds / min(prompt, NEAR)
         made["tokens_per_second"] = found.tokens_per_second
         made["seconds"] = prefill + new / found.tokens_per_second
