@@ -35,7 +35,8 @@ from tokenswift.loader.gguf_names import (
 from tokenswift.loader.layout import Layout
 from tokenswift.loader.parts import part_paths
 from tokenswift.loader.schema import refusal
-from tokenswift.loader.weights import DENSE, Entry, Weights, check_tensors, mapped, unstored
+from tokenswift.loader.tensors import DENSE, Entry, check_tensors, mapped
+from tokenswift.loader.weights import Weights, unstored
 from tokenswift.types import InputError
 
 #: what is valid where a part of a model is not named as one

@@ -17,7 +17,8 @@ from tokenswift.loader.gguf_names import ARCHITECTURES, BIASES, CALLED, FACTORS,
 from tokenswift.loader.gguf_tokenizer import words_of
 from tokenswift.loader.layout import EMBEDDING, HEAD
 from tokenswift.loader.schema import check_numbers, refusal
-from tokenswift.loader.weights import DENSE, unstored
+from tokenswift.loader.tensors import DENSE
+from tokenswift.loader.weights import unstored
 from tokenswift.types import InputError
 
 #: Llama 3's rule: wavelengths between these parts of the first model's positions are scaled in part

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tokenswift.checks import shown
 from tokenswift.kernels.formats import BY_CODE
-from tokenswift.loader.weights import DENSE
+from tokenswift.loader.tensors import DENSE
 from tokenswift.types import InputError
 
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32

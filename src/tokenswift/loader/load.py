@@ -36,7 +36,8 @@ from tokenswift.loader.gguf_tokenizer import gguf_tokenizer
 from tokenswift.loader.layout import EMBEDDING
 from tokenswift.loader.opened import Opened, open_gguf
 from tokenswift.loader.plain_tokenizer import wrapped
-from tokenswift.loader.weights import INDEX, open_weights, unstored, weight_files
+from tokenswift.loader.safetensors_file import INDEX, SafetensorsFile, weight_files
+from tokenswift.loader.weights import unstored
 from tokenswift.memory import memory_of
 from tokenswift.types import InputError, RunError
 
@@ -325,11 +326,12 @@ def _packed_draft(path: Path, dtype: torch.dtype | None, place: str) -> tuple[An
         path: safetensors of its layers and final norm, its config in the header.
         dtype: None: float32.
     """
-    file, packed = GgufFile(locate(DEFAULT) / GGUF), open_weights(path, "draft model")
-    config = completed("llama", json.loads(packed.metadata()[METADATA_KEY])["config"])
+    file = GgufFile(locate(DEFAULT) / GGUF)
+    packed = SafetensorsFile(path, "draft model")
+    config = completed("llama", json.loads(packed.metadata[METADATA_KEY])["config"])
     if config is None:
         raise RunError(f"the draft model {path} is of another family; valid: llama")
-    tensors: dict[str, Any] = {name: packed.get_tensor(name) for name in packed.keys()}  # noqa: SIM118
+    tensors = {name: entry.get() for name, entry in packed.entries.items()}
     tensors[EMBEDDING] = file[OUTER[EMBEDDING]]
     made = _filled(config, tensors.get, dtype or torch.float32).to(place)
     return made, wrapped(gguf_tokenizer(file.metadata, file.path))

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tokenswift.files import line_of
 from tokenswift.kernels.formats import Stored
-from tokenswift.loader.weights import Entry, check_tensors, entries_of, weight_files
+from tokenswift.loader.safetensors_file import SafetensorsFile, weight_files
+from tokenswift.loader.tensors import Entry, check_tensors
 from tokenswift.types import InputError
 
 #: types of weights, as safetensors files and torch call them
@@ -33,7 +34,7 @@ def tensors_in(folder: Path, where: str) -> Iterator[Entry]:
         yield from _pickled(pickled, where)
         return
     for file in weight_files(folder):
-        yield from entries_of(file, f"{where}: file")
+        yield from SafetensorsFile(file, f"{where}: file").entries.values()
 
 
 def _pickled(file: Path, where: str) -> Iterator[Entry]:

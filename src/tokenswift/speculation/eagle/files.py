@@ -23,7 +23,7 @@ from tokenswift.loader.gguf import GgufFile, read_tensor
 from tokenswift.loader.gguf_config import positions
 from tokenswift.loader.gguf_names import CALLED
 from tokenswift.loader.schema import check_numbers, refusal
-from tokenswift.loader.weights import Entry
+from tokenswift.loader.tensors import Entry, dense
 from tokenswift.speculation.eagle.config import (
     FEATURES,
     NAMES,
@@ -84,7 +84,7 @@ def load_eagle(path: str | Path, target: TargetConfig) -> EagleWeights:
     tensors = read_tensors(entries, config.shapes(), where, shared)
     if d2t_entry is None:
         return EagleWeights(config, tensors, None, str(path))
-    d2t = d2t_entry.get().long()
+    d2t = dense(d2t_entry).long()
     if file is None:  # folders have offsets
         d2t = d2t + torch.arange(size)
     if len(d2t.unique()) != size or int(d2t.min()) < 0 or int(d2t.max()) >= config.vocab:

@@ -25,7 +25,9 @@ from tokenswift.kernels.batch import check_ids
 from tokenswift.kernels.formats import Q8_0, Stored
 from tokenswift.loader.host import HeadsHost
 from tokenswift.loader.identity import BaseIdentity
-from tokenswift.loader.weights import Entry, entries_of, open_weights, unstored
+from tokenswift.loader.safetensors_file import SafetensorsFile
+from tokenswift.loader.tensors import Entry, dense
+from tokenswift.loader.weights import unstored
 from tokenswift.speculation.files import read_tensors
 from tokenswift.speculation.heads.config import HeadsConfig
 from tokenswift.speculation.heads.modules import Heads
@@ -112,10 +114,11 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, object]
         heads = _built(checkpoint.config, checkpoint.tensors, label)
         heads.source = str(path)
         return heads, checkpoint.base(), heads.notes
-    header = _header(path)
+    file = SafetensorsFile(path, "heads file")
+    header = _header(file, path)
     tensors = dict[str, Entry]()
     others = dict[str, Entry]()
-    for entry in entries_of(path, f"{label}: file"):
+    for entry in file.entries.values():
         if entry.name.startswith(PREFIX):
             tensors[entry.name.removeprefix(PREFIX)] = _unpacked(entry)
         else:
@@ -124,7 +127,7 @@ def read_heads(path: str | Path) -> tuple[Heads, BaseIdentity, dict[str, object]
     heads = _built(config, tensors, label)
     base = _sampled(config, header.base[:MOST_NAME], others, label)
     if FREQUENT in others:
-        heads.frequent = ids = others[FREQUENT].get().long().flatten()
+        heads.frequent = ids = dense(others[FREQUENT]).long().flatten()
         check_ids(ids, config.vocab_size)
     heads.source = str(path)
     heads.calibration = header.calibration
@@ -137,7 +140,7 @@ def _sampled(
 ) -> BaseIdentity:
     if SAMPLE not in tensors:
         raise InputError(f"{label} lacks tensor {SAMPLE}; valid: a heads file")
-    return BaseIdentity(name, config.hidden_size, config.vocab_size, tensors[SAMPLE].get().float())
+    return BaseIdentity(name, config.hidden_size, config.vocab_size, dense(tensors[SAMPLE]).float())
 
 
 def _unpacked(entry: Entry) -> Entry:
@@ -145,7 +148,7 @@ def _unpacked(entry: Entry) -> Entry:
     if entry.kind != "U8" or len(entry.shape) != 2 or entry.shape[1] % Q8_0.nbytes:
         return entry
     shape = entry.shape[0], entry.shape[1] // Q8_0.nbytes * Q8_0.block
-    return Entry(entry.name, shape, "F32", lambda: Stored(Q8_0, entry.get()))
+    return Entry(entry.name, shape, "F32", lambda: Stored(Q8_0, dense(entry)))
 
 
 def _built(config: HeadsConfig, entries: Mapping[str, Entry], label: str) -> Heads:
@@ -158,8 +161,8 @@ def _built(config: HeadsConfig, entries: Mapping[str, Entry], label: str) -> Hea
     return heads.eval().requires_grad_(False)
 
 
-def _header(path: Path) -> _Header:
-    text = (open_weights(path, "heads file").metadata() or {}).get(METADATA_KEY, "null")
+def _header(file: SafetensorsFile, path: Path) -> _Header:
+    text = file.metadata.get(METADATA_KEY, "null")
     try:
         return msgspec.json.decode(text, type=_Header)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -171,7 +174,7 @@ def _header(path: Path) -> _Header:
 def kind_for(path: Path, host: HeadsHost) -> str | None:
     """The kind of a file's heads where they were made for this model, or for its weights quantized.
     Only the header and the sample are read."""
-    entries = {entry.name: entry for entry in entries_of(path, "heads file")}
-    config = _header(path).heads
-    distance = _sampled(config, "", entries, f"heads {path}").distance(host.base)
+    file = SafetensorsFile(path, "heads file")
+    config = _header(file, path).heads
+    distance = _sampled(config, "", file.entries, f"heads {path}").distance(host.base)
     return config.kind if distance <= ROUNDED else None

@@ -14,8 +14,9 @@ import msgspec
 from torch import Tensor
 
 from tokenswift.files import MOST_CONFIG, object_in
+from tokenswift.kernels.formats import Stored
 from tokenswift.loader.identity import BaseIdentity, base_of_weights
-from tokenswift.loader.weights import Entry
+from tokenswift.loader.tensors import Entry
 from tokenswift.speculation.files import tensors_in
 from tokenswift.speculation.heads.config import HeadsConfig
 from tokenswift.types import InputError
@@ -45,7 +46,7 @@ class PublishedHeads:
         """The identity of the model. Its weights are read for that."""
         return base_of_weights(self._matrix, self.base_layers, self.base_name)
 
-    def _matrix(self, name: str) -> Tensor | None:
+    def _matrix(self, name: str) -> Tensor | Stored | None:
         entry = self.base_tensors.get(name)
         if entry is None or len(entry.shape) != 2 or 0 in entry.shape:
             return None
