@@ -14,15 +14,16 @@ from dataclasses import dataclass
 
 # row counts with a cost of their own
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-# cost of one more row, and of a level of heads, before any was timed, in plain passes: +.7, -.4%
+# cost of one more row, and of a level of heads, in plain passes, before any was timed: +.6, -.5%
+# (half of it: -1.9 to +4.4% of single texts)
 FIRST_COST = 0.1
-FIRST = 3  # plain steps at the start; the fastest of them sets the unit: 1 +1.0%, 6 -.6%
-# log error of a time is clipped to this, since the machine may be busy for a moment: +.3, +1.1%
+FIRST = 3  # plain steps at the start; the fastest of them sets the unit: 1 +.1%, 6 -.3%
+# log error of a time is clipped to this, since the machine may be busy for a moment: 0, +.6%
 _OUTLIER = math.log(1.5)
-_UNIT = 1 / 8  # smallest weight of a new time in the unit: 0, 0%
-SMALLEST_WEIGHT = 1 / 32  # the same in a ratio, and in a mode's running means: -.1, +.9%
-# weight, in the unit, of the second plain step in a row: -.3, 0%; chat of the default model .95 to
-# .97 of plain with such steps
+_UNIT = 1 / 8  # smallest weight of a new time in the unit: -.3, +.1%
+SMALLEST_WEIGHT = 1 / 32  # the same in a ratio, and in a mode's running means: -.3, +.5%
+# weight, in the unit, of the second plain step in a row: -.2, -.1%; such steps brought chat of the
+# default model from .95 to .97 of plain
 _ANCHOR = 1 / 3
 
 
