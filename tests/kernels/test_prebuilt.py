@@ -54,18 +54,18 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "version.py").write_text('__version__ = "1.0"\n')
     monkeypatch.setattr(library, "HERE", here)
     monkeypatch.setattr(library, "SOURCES", ("cpu.c",))
-    carry(here / "built", monkeypatch, *list(library.own_sets())[:2])
+    carry(here / "built", monkeypatch, *list(library.instruction_sets())[:2])
     return here / "built"
 
 
 def test_each_set_has_its_library(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, each in list(library.own_sets().items())[:2]:
+    for name, each in list(library.instruction_sets().items())[:2]:
         monkeypatch.setattr(library, "processor", lambda needs=each.needs: f"a processor {needs}")
         carried = library.carried("auto")
         assert carried is not None
         assert carried.ts_answer() == 42
         assert library.describe() == f"{name} (built in)"
-    first = next(iter(library.own_sets()))
+    first = next(iter(library.instruction_sets()))
     monkeypatch.setenv("TOKENSWIFT_KERNELS", first)
     assert library.describe() == f"{first} (built in)"
     assert library.carried("native") is None
