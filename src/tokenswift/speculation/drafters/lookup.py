@@ -48,11 +48,11 @@ _COUNT = 40  # the bits below hold the position, so that integers compare by cou
 Followers = tuple[int, ...]
 
 
-class CopyFeatures(NamedTuple):
-    """What tells how likely a copied token is right; also the weights of these.
+class CopyWeights(NamedTuple):
+    """Weights, in this order, of what tells how likely a copied token is right.
 
     Attributes:
-        constant: 1.
+        constant: weight of 1.
         log_length: logarithm of the length of the match, up to the token.
         recent: running share of right predictions.
         is_new: whether the token was new in its place.
@@ -69,7 +69,7 @@ class CopyFeatures(NamedTuple):
 
 
 #: fitted to 260 answers of a 1.5B model (docs/decisions.md)
-_WEIGHTS = CopyFeatures(
+_WEIGHTS = CopyWeights(
     constant=-2.4,
     log_length=1.0,
     recent=1.4,
@@ -123,15 +123,11 @@ class PromptLookup(Drafter):
             token = text[place]
             reaching = [other for other in places if other + ahead < end]
             places = [other for other in reaching if text[other + ahead] == token]
-            features = CopyFeatures(
-                constant=1.0,
-                log_length=math.log(length + ahead),
-                recent=self._recent,
-                is_new=float(self._new[place]),
-                votes=_votes(len(places), len(reaching)),
-                new_before=sum(self._new[max(0, place - _NEAR) : place]) / _NEAR,
-            )
-            chance = self._chance(features)
+            log_length = math.log(length + ahead)
+            is_new = float(self._new[place])
+            votes = _votes(len(places), len(reaching))
+            new_before = sum(self._new[max(0, place - _NEAR) : place]) / _NEAR
+            chance = self._chance((1.0, log_length, self._recent, is_new, votes, new_before))
             path_chance *= chance
             self._drafted.append(token)
             if path_chance < candidates.min_chance or token in sequence.eos:

@@ -17,7 +17,7 @@ import heapq
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -28,22 +28,10 @@ from tokenswift.speculation.drafters.base import Candidates, Drafter, Outcome
 from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.types import DraftTree
 
-
-class Kind(NamedTuple):
-    """Candidates that are right equally often.
-
-    Attributes:
-        length: tokens of the context that the ranking was found by.
-        rank: of the candidate, 0 for the best.
-        share: class of its share of probability, from 0 up, bounded by :data:`_BOUNDS`.
-    """
-
-    length: int
-    rank: int
-    share: int
-
-
-Outcomes = dict[tuple[int, int, int], tuple[float, float]]  # by `Kind`: right candidates, and all
+#: candidates that are right equally often: tokens of the context that their ranking was found by;
+#: their rank, 0 for the best; and the class of their share of probability, see :data:`_BOUNDS`
+Kind: TypeAlias = tuple[int, int, int]
+Outcomes: TypeAlias = dict[Kind, tuple[float, float]]  # by kind: right candidates, and all
 RANKED = 4  # tokens remembered of a ranking
 LONGEST = 3  # tokens of a context
 DEPTH = 6  # depth of a path, at most
@@ -152,9 +140,9 @@ class Recycle(Drafter):
         for rank, index in enumerate(order):
             token = tokens[index]
             share = weights[index] / total
-            kind = Kind(length, rank, sum(share > bound for bound in _BOUNDS))
+            kind = (length, rank, sum(share > bound for bound in _BOUNDS))
             kinds[token] = kind
-            chance = self._chance(kind, share)
+            chance = self._chance(kind, _PRIOR[length - 1] * share)
             child = self._add(candidates, node, token, chance, path_chance * chance)
             if child is not None:
                 nodes.add(child)
@@ -169,10 +157,9 @@ class Recycle(Drafter):
         pairs = zip(tokens, logits, strict=True)
         return [logit / self.params.temperature + gumbel(key, token) for token, logit in pairs]
 
-    def _chance(self, kind: Kind, share: float) -> float:
-        """How often candidates of a kind were right; at first a part of their share."""
-        first = (_FIRST * _PRIOR[kind.length - 1] * share, _FIRST)
-        right, seen = self._outcomes.setdefault(kind, first)
+    def _chance(self, kind: Kind, first: float) -> float:
+        """How often candidates of a kind were right; ``first`` where none was seen."""
+        right, seen = self._outcomes.setdefault(kind, (_FIRST * first, _FIRST))
         return right / seen
 
     def _add(
