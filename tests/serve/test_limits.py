@@ -11,7 +11,7 @@ import pytest
 
 from tests.serve.conftest import Running, Start, until
 from tokenswift import LLM
-from tokenswift.serve.base import CHARACTERS
+from tokenswift.serve.base import MOST_CHARACTERS_PER_TOKEN
 from tokenswift.serve.schemas import Chat, Completion, Responses
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
@@ -66,7 +66,7 @@ def test_a_long_prompt_is_not_encoded(
 
     server = start(max_prompt=20)
     monkeypatch.setattr(llm, "encode", encode)
-    text = "a" * (20 * CHARACTERS)
+    text = "a" * (20 * MOST_CHARACTERS_PER_TOKEN)
     half = {"role": "user", "content": text[len(text) // 2 :]}
     for path, body, field in (
         ("completions", {"prompt": text + "a"}, "prompt"),

@@ -11,7 +11,7 @@ from tokenswift import LLM
 def test_a_snapshot_of_the_hub_has_the_name_of_its_repository(
     llm: LLM, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llm, "name", f"/hub/models--owner--a-name/snapshots/{'0a' * 20}")
+    monkeypatch.setattr(llm, "_name", f"/hub/models--owner--a-name/snapshots/{'0a' * 20}")
     client = start().client()
     (model,) = client.models.list().data
     assert model.id == "owner/a-name"

@@ -191,7 +191,7 @@ def test_headers_and_comments_come_before_the_text(
 def test_answers_in_memory_are_few(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenswift.serve.answers.KEPT", 2)
+    monkeypatch.setattr("tokenswift.serve.answers.MOST_IDLE", 2)
     for run_dir in (str(tmp_path / "answers"), None):
         server = start(run_dir=run_dir)
         names = [server.post("/v1/responses", SAID).json()["id"] for _ in range(5)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from tokenswift.chat.messages import checked
 from tokenswift.checks import check_text, integer_of, shown
@@ -124,9 +124,21 @@ def _encoded(
         return list(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
 
-def is_chat(prompt: Any) -> bool:
+def is_chat(prompt: object) -> TypeGuard[Messages]:
     """Whether a prompt is meant as chat messages."""
     return isinstance(prompt, list | tuple) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def ids_of(prompt: Prompt) -> list[int]:
+    """The token ids of a prompt that has been encoded.
+
+    Raises:
+        TypeError: it is text, or messages.
+    """
+    ids = [token for token in prompt if isinstance(token, int)]
+    if len(ids) != len(prompt):
+        raise TypeError("the prompt is not encoded; valid: token ids")
+    return ids
 
 
 def chat_ids(

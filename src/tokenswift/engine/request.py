@@ -22,7 +22,7 @@ from tokenswift.config.sampling import (
 )
 from tokenswift.config.strategies import OnLoop, Strategy, build_options
 from tokenswift.grammar import Grammar
-from tokenswift.loader.chat_template import check_template_options
+from tokenswift.loader.chat_template import Messages, check_template_options
 from tokenswift.types import Generation, InputError, OnProgress
 
 LOGPROBS = Between(0, 20, "an integer from 0 to 20, or None")  # as OpenAI's interface has it
@@ -152,7 +152,7 @@ class Asked:
     """
 
     name: str
-    prompt: str | list[dict[str, Any]]
+    prompt: str | Messages
     given: dict[str, Any]
 
     def request(

@@ -6,11 +6,11 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from tokenswift.chat import Calls, message_of
+from tokenswift.engine.ticket import Ticket
 from tokenswift.runs.folder import has_run, load_whole
 from tokenswift.runs.regular_files import write_whole
 from tokenswift.serve.base import Body
@@ -18,7 +18,9 @@ from tokenswift.serve.schemas import Responses
 from tokenswift.tokenizer import Tokenizer
 from tokenswift.types import RunError, Step
 
-RECORD, RUN = "answer.json", "0"
+#: files of an answer's folder: its record, and the run of its text
+RECORD = "answer.json"
+RUN = "0"
 STRETCH = 0.02  # seconds of steps that one event of a stream tells of
 
 
@@ -28,25 +30,26 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
     Attributes:
         id: ``resp_…``.
         created: Unix time, in seconds.
-        body: of the request, as JSON values.
-        seed: where the body names none.
-        prompt_tokens: of its prompt.
+        body: the request, as JSON values.
+        seed: the sampler's, where the body names none.
+        prompt_tokens: how many tokens its prompt has.
         state: "open", "done", "failed" or "cancelled".
-        error: of a failed one.
-        client: digest of the client's key, who alone may read it; "" where none was asked for.
+        error: why it failed.
+        client: digest of the key of the client, who alone may read it; "" where the server has no
+            keys.
         before: messages of earlier responses that it goes on from.
-        thought: where its thought begins, of `chat.thought_of`.
+        thought: where its thought begins, as `chat.thought_of` has it.
     """
 
     id: str
     created: float
-    body: dict[str, Any]
+    body: dict[str, object]
     seed: int
     prompt_tokens: int = 0
     state: str = "open"
     error: str = ""
     client: str = ""
-    before: list[dict[str, Any]] = []
+    before: list[dict[str, object]] = []
     thought: str = ""
 
 
@@ -56,15 +59,15 @@ class Answer:
     Args:
         record: what makes it again, and where it stands.
         body: of the request.
-        tokenizer: the tokenizer, by which its text is read.
-        root: the folder of all answers; None: nothing is kept.
+        tokenizer: of the model, by which its text is read.
+        root: the folder of all answers; None: nothing is stored.
 
     Attributes:
         background: it goes on without a reader.
-        folder: its own; None: nothing of it is kept.
-        ticket: of its text, once it is with the scheduler.
-        running: more may come of it here.
-        status: of HTTP where it failed: 400 where another try would fail as well.
+        folder: where it is stored; None: it is not.
+        ticket: the scheduler's, once that has the request.
+        running: more may come of it on this server.
+        status: HTTP's, where it failed: 400 where another try would fail as well.
         pieces: the text that each token released.
         steps: passes that it took.
         tail: text that the end released.
@@ -74,14 +77,21 @@ class Answer:
     def __init__(
         self, record: Record, body: Body, tokenizer: Tokenizer | None, root: Path | None
     ) -> None:
-        self.record, self.body, self._tokenizer = record, body, tokenizer
-        self.id, self.background = record.id, bool(body.given("background"))
-        kept = root is not None and isinstance(body, Responses) and body.store is not False
-        self.folder = root / record.id if root and kept else None
-        self.ticket: Any = None
-        self.running, self.status = False, 500
+        self.record = record
+        self.body = body
+        self.id = record.id
+        self.background = bool(body.value_of("background"))
+        self.folder: Path | None = None
+        if root is not None and isinstance(body, Responses) and body.store is not False:
+            self.folder = root / record.id
+        self.ticket: Ticket | None = None
+        self.running = False
+        self.status = 500
         self.pieces: list[str] = []
-        self.tail, self.reason, self.steps = "", "", 0
+        self.tail = ""
+        self.reason = ""
+        self.steps = 0
+        self._tokenizer = tokenizer
         self._news = asyncio.Event()
         self._calls: Calls | None = None
 
@@ -92,7 +102,8 @@ class Answer:
 
     def read_calls(self) -> Calls:
         """`calls` anew; takes a while where there are many tools, so in a thread."""
-        self._calls = Calls.of(self.body.tools_asked(), self._tokenizer, self.record.thought)
+        tools = self.body.offered_tools()
+        self._calls = Calls.of(tools, self._tokenizer, self.record.thought)
         return self._calls
 
     def recall(self) -> None:
@@ -107,10 +118,11 @@ class Answer:
         self._release(state.text, state.chars)
         self.steps += len(state.steps)
         if state.end is not None:
-            self.reason, self.tail = state.end.reason, state.end.tail
+            self.reason = state.end.reason
+            self.tail = state.end.tail
 
     def save(self) -> None:
-        """Keep the record, whole or not at all; in a thread.
+        """Write the record, all of it or nothing; in a thread.
 
         Raises:
             RunError: the disk says no.
@@ -138,14 +150,14 @@ class Answer:
 
     def _release(self, text: str, sizes: Sequence[int]) -> None:
         """Take the characters of some tokens."""
-        at = 0
+        start = 0
         for size in sizes:
-            self.pieces.append(text[at : at + size])
-            at += size
+            self.pieces.append(text[start : start + size])
+            start += size
 
     @property
     def done(self) -> bool:
-        """Whether it is as whole as it gets: finished, failed or cancelled."""
+        """Whether nothing can come of it any more: it is finished, failed or cancelled."""
         return self.record.state != "open"
 
     @property
@@ -154,15 +166,15 @@ class Answer:
         return "".join(self.pieces) + self.tail
 
     @property
-    def message(self) -> dict[str, Any]:
+    def message(self) -> dict[str, object]:
         """The text as a message of a conversation."""
         return message_of(*self.calls.read(self.text, self.id))
 
     @property
-    def messages(self) -> list[dict[str, Any]]:
-        """Of a response: the conversation up to its end, without its instructions."""
-        body: Any = self.body
-        return [*self.record.before, *body.conversation(), self.message]
+    def messages(self) -> list[dict[str, object]]:
+        """The conversation up to the end of a response, without its instructions."""
+        conversation = self.body.conversation() if isinstance(self.body, Responses) else []
+        return [*self.record.before, *conversation, self.message]
 
     def stop(self) -> None:
         """End its steps."""
@@ -180,10 +192,12 @@ class Answer:
         event costs about a tenth of one."""
         start = 0
         while True:
-            news, over, end = self._news, not self.running, len(self.pieces)
+            news = self._news
+            is_over = not self.running
+            end = len(self.pieces)
             if start < end:
                 yield start, end
-            if over:
+            if is_over:
                 return
             if start < end:
                 start = end

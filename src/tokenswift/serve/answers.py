@@ -24,13 +24,16 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
 from tokenswift.chat import thought_of
+from tokenswift.chat.prompts import ids_of
 from tokenswift.checks import counted, shown
 from tokenswift.engine.failures import QueueFull
+from tokenswift.engine.llm import LLM
+from tokenswift.engine.scheduler import Scheduler
+from tokenswift.engine.ticket import Ticket
 from tokenswift.runs.regular_files import read_regular
 from tokenswift.sampling.masks import LEFT, NoMask
 from tokenswift.sampling.sampler import RefusedRow
@@ -43,43 +46,50 @@ from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
 IDS = re.compile(r"resp_[0-9a-f]{32}")
-KEPT = 64  # responses in memory besides those under way
-# requests with a grammar that are looked at at once: one may take a core for seconds, and 4 GB
-BOUND = 2
-AGAIN = 0.5  # seconds until a full queue is tried again
-STALLED = 60.0  # seconds without a step, while there is work, after which the server is not well
+MOST_IDLE = 64  # responses in memory besides those under way
+#: requests with a grammar that are looked at at once: one may take a core for seconds, and 4 GB
+GRAMMARS_AT_ONCE = 2
+RETRY_SECONDS = 0.5  # until a full queue is tried again
+STALLED_SECONDS = 60.0  # without a step, while there is work: the server is not well
 
 
 class Answers:
     """All answers of a server.
 
     Args:
-        llm: the ``LLM``.
-        scheduler: an `engine.scheduler.Scheduler` of it.
-        settings: the limits, and where responses are kept.
+        llm: the model that is served.
+        scheduler: what runs its requests.
+        settings: the limits, and where responses are stored.
 
     Attributes:
-        known: responses in memory, by id, the one asked for last at the end.
+        known: responses in memory, by id, the one that a client asked for last at the end.
     """
 
-    def __init__(self, llm: Any, scheduler: Any, settings: Settings) -> None:
-        self.llm, self.scheduler, self.settings = llm, scheduler, settings
+    def __init__(self, llm: LLM, scheduler: Scheduler, settings: Settings) -> None:
+        self.llm = llm
+        self.scheduler = scheduler
+        self.settings = settings
         self.known: OrderedDict[str, Answer] = OrderedDict()
         self.closing = False
-        self._tokenizer, self._root = llm.source.tokenizer, settings.folder
+        self._tokenizer = llm.source.tokenizer
+        self._root = settings.folder
         self._tasks: set[asyncio.Task[None]] = set()
-        self._bound = asyncio.Semaphore(BOUND)
+        self._grammars = asyncio.Semaphore(GRAMMARS_AT_ONCE)
 
     # ---- which one -------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Go on with the answers of the background that an earlier server left, the oldest
         first."""
-        names = os.listdir(self._root) if self._root else []
-        found = [one for name in names if (one := await asyncio.to_thread(self._read, name, True))]
-        left = sorted(found, key=lambda one: one.record.created)
+        left: list[Answer] = []
+        for name in os.listdir(self._root) if self._root else ():
+            answer = await asyncio.to_thread(self._read, name, to_resume=True)
+            if answer is not None:
+                left.append(answer)
+        left.sort(key=lambda answer: answer.record.created)
         for answer in left:
-            self.known[answer.id], answer.running = answer, True
+            self.known[answer.id] = answer
+            answer.running = True
         if left:
             logger.info("resuming %s from %s", counted(len(left), "answer"), self._root)
             self._spawn(self._resume(left))
@@ -87,10 +97,10 @@ class Answers:
     async def find(self, name: str, owner: str) -> Answer | None:
         """A response by its id; None where its owner (`owner_of`) has none of it."""
         if name not in self.known:
-            found = await asyncio.to_thread(self._read, name)
-            if found is None:
+            stored = await asyncio.to_thread(self._read, name)
+            if stored is None:
                 return None
-            self.known.setdefault(name, found)
+            self.known.setdefault(name, stored)
         answer = self.known[name]
         self._shed(name)
         return answer if answer.record.client == owner else None
@@ -103,9 +113,8 @@ class Answers:
         try:
             record = msgspec.json.decode(read_regular(self._root / name / RECORD), type=Record)
             body = Responses.model_validate(record.body)
-            if record.id != name or (
-                to_resume and not (record.state == "open" and body.background)
-            ):
+            is_open = record.state == "open" and bool(body.background)
+            if record.id != name or (to_resume and not is_open):
                 return None
             answer = Answer(record, body, self._tokenizer, self._root)
             answer.recall()
@@ -113,8 +122,8 @@ class Answers:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:  # msgspec's, pydantic's and ours
-            said = " ".join(str(error).split())[:300]
-            logger.warning("%s cannot be read (%s); it is left alone", self._root / name, said)
+            reason = " ".join(str(error).split())[:300]
+            logger.warning("%s cannot be read (%s); it is left alone", self._root / name, reason)
             return None
         return answer
 
@@ -122,17 +131,17 @@ class Answers:
         """Let go of the responses that were asked for least lately, and are not under way."""
         self.known.move_to_end(newest)
         idle = [answer.id for answer in self.known.values() if not answer.running]
-        for name in idle[: max(0, len(self.known) - KEPT)]:
+        for name in idle[: max(0, len(self.known) - MOST_IDLE)]:
             del self.known[name]
 
-    async def _before(self, body: Body, owner: str) -> list[dict[str, Any]]:
+    async def _before(self, body: Body, owner: str) -> list[dict[str, object]]:
         """The messages of the response that a body goes on from, and of those before it.
 
         Raises:
             Refused: there is none, or it has not ended.
         """
-        name = body.given("previous_response_id")
-        if name is None:
+        name = body.value_of("previous_response_id")
+        if not isinstance(name, str):
             return []
         answer = await self.find(name, owner)
         if answer is None or answer.record.state != "done":
@@ -142,7 +151,7 @@ class Answers:
 
     # ---- running ---------------------------------------------------------------------------------
 
-    async def make(self, body: Body, client: str) -> Answer:
+    async def begin(self, body: Body, client: str) -> Answer:
         """An answer to a request, which begins now.
 
         Args:
@@ -151,25 +160,30 @@ class Answers:
             InputError, RunError, Refused: it cannot, and nothing of it is left.
         """
         values = await asyncio.to_thread(stored_values, body)
-        name, seed = body.begins + secrets.token_hex(16), secrets.randbits(31)
-        record = Record(name, time.time(), values, seed, client=owner_of(client))
+        name = body.id_prefix + secrets.token_hex(16)
+        record = Record(
+            id=name,
+            created=time.time(),
+            body=values,
+            seed=secrets.randbits(31),
+            client=owner_of(client),
+        )
         record.before = await self._before(body, record.client)
         answer = Answer(record, body, self._tokenizer, self._root)
         try:
-            async with (
-                self._bound if body.is_bound else nullcontext()
-            ):  # others do not wait for them
-                await asyncio.to_thread(self._begin, answer)
+            # requests without a grammar do not wait for those with one
+            async with self._grammars if body.is_bound else nullcontext():
+                ticket = await asyncio.to_thread(self._begin, answer)
         except BaseException:
             await answer.forget()
             raise
-        self._spawn(self._write(answer))
+        self._spawn(self._write(answer, ticket))
         if isinstance(body, Responses):  # the others nobody can ask for
             self.known[name] = answer
             self._shed(name)
         return answer
 
-    def _begin(self, answer: Answer) -> None:
+    def _begin(self, answer: Answer) -> Ticket:
         """Hand the text to the scheduler; in a thread.
 
         Raises:
@@ -177,41 +191,51 @@ class Answers:
         """
         body = answer.body
         try:
-            try:
-                self._submit(answer)
-            except InputError as error:
-                compiler = self.llm.resources.grammars
-                if error.field != "grammar" or not body.unbind_tools(compiler):
-                    raise
-                self._submit(answer)
+            ticket = self._submit_with_tools(answer)
         except InputError as error:
             raise body.in_field_names(error, answer.record.before) from error
         answer.running = True
+        return ticket
 
-    def _submit(self, answer: Answer) -> None:
+    def _submit_with_tools(self, answer: Answer) -> Ticket:
+        """`_submit`; tools whose schemas no grammar can hold are offered with any JSON object."""
+        try:
+            return self._submit(answer)
+        except InputError as error:
+            if error.field != "grammar":
+                raise
+            if not answer.body.unbind_tools(self.llm.resources.grammars):
+                raise
+        return self._submit(answer)
+
+    def _submit(self, answer: Answer) -> Ticket:
         """Make the request of an answer, and queue it.
 
         Raises:
             InputError, RunError, Refused: it is not taken.
         """
-        record, body = answer.record, answer.body
+        record = answer.record
+        body = answer.body
         is_new = not record.prompt_tokens
         if is_new:  # what an earlier server has begun is resumed as it was
-            self.settings.check_strategy(body.own.get("strategy"))
+            self.settings.check_strategy(body.own_settings.get("strategy"))
         request = body.request(self.llm, self.settings, record.seed, record.before)
-        prompt: Any = request.prompt
-        record.thought = thought_of(self._tokenizer, prompt) if body.kind != "completion" else ""
+        record.thought = ""
+        if body.kind != "completion":
+            record.thought = thought_of(self._tokenizer, ids_of(request.prompt))
         answer.read_calls()
         if self.closing or self.scheduler.is_closed:
             text = "the server is shutting down, or can no longer generate (its log says why)"
             raise Refused(503, f"{text}; valid: another try once it is back")
-        record.prompt_tokens = len(prompt)
+        record.prompt_tokens = len(request.prompt)
         if answer.folder is not None:
             if is_new:
                 answer.save()
             request = replace(request, run_dir=answer.folder / RUN)
         owner = "" if self.settings.share_prefixes else record.client
-        answer.ticket = self.scheduler.submit(request, owner)
+        ticket = self.scheduler.submit(request, owner)
+        answer.ticket = ticket
+        return ticket
 
     async def _resume(self, left: list[Answer]) -> None:
         """Go on with one after the other, as the queue has room."""
@@ -220,38 +244,46 @@ class Answers:
                 try:
                     await asyncio.to_thread(self._begin, answer)
                 except (QueueFull, Refused):
-                    await asyncio.sleep(AGAIN)
+                    await asyncio.sleep(RETRY_SECONDS)
                 except (InputError, RunError) as error:
-                    await self._settle(answer, "failed", str(error))
+                    await self._finish(answer, "failed", str(error))
             if answer.ticket and not answer.done:
-                self._spawn(self._write(answer))
+                self._spawn(self._write(answer, answer.ticket))
             else:  # it was cancelled meanwhile, or the server ends
                 answer.stop()
                 answer.running = False
                 answer.tell()
 
-    async def _write(self, answer: Answer) -> None:
+    async def _write(self, answer: Answer, ticket: Ticket) -> None:
         """Take the steps of an answer until it has ended. What ends with the server stays open."""
-        state = error = ""
         try:
-            async for step in answer.ticket:
+            async for step in ticket:
                 answer.take(step)
-            result = answer.ticket.result
-            if result.finish_reason != "cancelled":
-                answer.tail, answer.reason = result.text[len(answer.text) :], result.finish_reason
-                state = "done"
-        except Exception as failed:
-            if not isinstance(failed, InputError | RunError):
-                logger.error("%s failed", answer.id, exc_info=failed)
-            fault = fault_of(failed, answer.body.bad_words)
-            answer.status = 500 if fault is None else 400
-            state, error = "failed", " ".join(str(fault or failed).split()) or type(failed).__name__
-        await self._settle(answer, state or ("open" if self.closing else "cancelled"), error)
+            result = ticket.result
+        except Exception as error:
+            await self._fail(answer, error)
+            return
+        if result.finish_reason != "cancelled":
+            answer.tail = result.text[len(answer.text) :]
+            answer.reason = result.finish_reason
+            await self._finish(answer, "done")
+        else:
+            await self._finish(answer, "open" if self.closing else "cancelled")
 
-    async def _settle(self, answer: Answer, state: str, error: str = "") -> None:
+    async def _fail(self, answer: Answer, error: Exception) -> None:
+        """End an answer whose text failed."""
+        if not isinstance(error, InputError | RunError):
+            logger.error("%s failed", answer.id, exc_info=error)
+        fault = fault_of(error, answer.body.bad_words)
+        answer.status = 500 if fault is None else 400
+        reason = " ".join(str(fault or error).split()) or type(error).__name__
+        await self._finish(answer, "failed", reason)
+
+    async def _finish(self, answer: Answer, state: str, error: str = "") -> None:
         """Nothing more comes of an answer here. Where the disk says no it stays open there, and the
-        next server finds it whole."""
-        answer.record.state, answer.record.error = state, error
+        next server goes on with it."""
+        answer.record.state = state
+        answer.record.error = error
         try:
             await asyncio.to_thread(answer.save)
         except RunError as failed:
@@ -265,7 +297,7 @@ class Answers:
             answer.stop()
             await answer.wait()
         if not answer.done:
-            await self._settle(answer, "cancelled")
+            await self._finish(answer, "cancelled")
 
     async def delete(self, answer: Answer) -> None:
         """Stop an answer and forget it, its folder too."""
@@ -287,17 +319,17 @@ class Answers:
             return "ending"
         if self.scheduler.is_closed:
             return "failed"
-        return "stalled" if self.scheduler.stalled > STALLED else "ok"
+        return "stalled" if self.scheduler.stalled > STALLED_SECONDS else "ok"
 
     @property
     def left(self) -> int:
         """Answers that the next server goes on with."""
         return sum(
-            one.folder is not None and one.background and not one.done
-            for one in self.known.values()
+            answer.folder is not None and answer.background and not answer.done
+            for answer in self.known.values()
         )
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -319,11 +351,11 @@ def stored_values(body: Body) -> dict[str, object]:
 
 
 def owner_of(key: str) -> str:
-    """Whose answers are those of a key, without the key; "" where none is asked for."""
+    """Whose answers are those of a key, without the key; "" where the server has no keys."""
     return hashlib.sha256(f"client\0{key}".encode()).hexdigest() if key else ""
 
 
-def fault_of(error: BaseException, bad_words: Sequence[str] | None) -> BaseException | None:
+def fault_of(error: BaseException, bad_words: Sequence[object] | None) -> BaseException | None:
     """What ended a text, where its request is to blame: another try would end as well. None: it is
     not."""
     if isinstance(error, RefusedRow) and bad_words and error.fault != "NaN":

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import uvicorn
 from fastapi import FastAPI, Query, Request
@@ -24,17 +24,20 @@ from starlette.requests import ClientDisconnect
 from tokenswift.checks import shown
 from tokenswift.config.strategies import OPTIONS
 from tokenswift.engine.failures import QueueFull
+from tokenswift.engine.llm import LLM
 from tokenswift.engine.request import SHARED_STRATEGIES
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.loader.find import short_name
-from tokenswift.serve import openai as wire
 from tokenswift.serve.answer import Answer
 from tokenswift.serve.answers import Answers, owner_of
 from tokenswift.serve.base import Body
 from tokenswift.serve.bodies import read_body
 from tokenswift.serve.connections import protocol_of
-from tokenswift.serve.guard import Guard
+from tokenswift.serve.guard import HEALTH, Guard
+from tokenswift.serve.objects import why_unfinished
+from tokenswift.serve.openai import complete_object, stream_chunks
 from tokenswift.serve.refusals import Refused, log_text, wrong_fields
+from tokenswift.serve.responses import response_object, stream_events
 from tokenswift.serve.schemas import Chat, Completion, Responses
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
@@ -52,8 +55,8 @@ async def refusal(request: Request, error: Exception) -> Response:
         case Refused():
             refused = error
         case RequestValidationError():
-            places = [{**one, "loc": one["loc"][1:]} for one in error.errors()]
-            refused = wrong_fields(places)  # of the query: bodies are read by `read_body`
+            # of the query: bodies are read by `read_body`
+            refused = wrong_fields([{**one, "loc": one["loc"][1:]} for one in error.errors()])
         case QueueFull():
             text = "as many requests wait as may wait; valid: another try in a moment"
             refused = Refused(429, text, **{"retry-after": "1"})
@@ -88,6 +91,186 @@ def described(kind: type[Body]) -> dict[str, object]:
 # ---- the routes ----------------------------------------------------------------------------------
 
 
+class Routes:
+    """What answers at each path.
+
+    Args:
+        answers: of the server.
+        settings: the limits.
+
+    Attributes:
+        model: its name for clients.
+    """
+
+    def __init__(self, answers: Answers, settings: Settings) -> None:
+        self.model = settings.served_model_name or short_name(answers.llm.name)
+        self._answers = answers
+        self._page = page_of(settings)
+        self._about = {
+            "id": self.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "tokenswift",
+        }
+
+    def add_to(self, app: FastAPI) -> None:
+        """Register all of them."""
+        add = app.add_api_route
+        chats, completions, responses, models = PATHS
+        one_response = f"{responses}/{{name}}"
+        summary = "Answer a conversation"
+        add(chats, self.chat, methods=["POST"], summary=summary, openapi_extra=described(Chat))
+        summary = "Go on with a text"
+        extra = described(Completion)
+        add(completions, self.completion, methods=["POST"], summary=summary, openapi_extra=extra)
+        summary = "Answer, in the background too"
+        extra = described(Responses)
+        add(responses, self.responses, methods=["POST"], summary=summary, openapi_extra=extra)
+        summary = "An answer as it stands, or its events from a place on"
+        add(one_response, self.retrieve, methods=["GET"], summary=summary)
+        summary = "Stop an answer for good"
+        add(f"{one_response}/cancel", self.cancel, methods=["POST"], summary=summary)
+        summary = "Stop an answer and forget it"
+        add(one_response, self.delete, methods=["DELETE"], summary=summary)
+        add(models, self.models, methods=["GET"], summary="The model that is served")
+        add(f"{models}/{{name:path}}", self.one_model, methods=["GET"], summary="About the model")
+        add(HEALTH, self.health, methods=["GET"], summary="Whether the server takes requests")
+        add("/metrics", self.metrics, methods=["GET"], summary="Figures for Prometheus")
+        add("/", self.start, methods=["GET"], include_in_schema=False)
+
+    # ---- new answers -----------------------------------------------------------------------------
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(Chat, request)
+
+    async def completion(self, request: Request) -> Response:
+        return await self._answer(Completion, request)
+
+    async def responses(self, request: Request) -> Response:
+        return await self._answer(Responses, request)
+
+    async def _answer(self, kind: type[Body], request: Request) -> Response:
+        """Answer a request with a body.
+
+        Args:
+            kind: of the body.
+        Raises:
+            InputError, RunError, Refused: it is not answered, or was cut off.
+        """
+        content_type = request.headers.get("content-type", "")
+        try:
+            raw = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=GONE)
+        body = await read_body(kind, raw, content_type)
+        log_ignored(body, request)
+        answer = await self._answers.begin(body, request.state.client)
+        if body.stream:
+            return self._stream(answer, at_end=None if answer.background else answer.stop)
+        if not answer.background:
+            async for _ in answer.follow(LOOK):
+                if await request.is_disconnected():
+                    answer.stop()
+                    return Response(status_code=GONE)
+        if body.kind == "response":
+            return JSONResponse(response_object(answer, self.model))
+        if not answer.reason:
+            raise Refused(answer.status if answer.done else 503, why_unfinished(answer))
+        return JSONResponse(complete_object(answer, self.model))
+
+    def _stream(
+        self, answer: Answer, after: int = -1, at_end: Callable[[], None] | None = None
+    ) -> Response:
+        """A stream of an answer.
+
+        Args:
+            after: number of a response's last event that is not told.
+            at_end: called where the stream ends, or its client is gone.
+        """
+        if answer.body.kind == "response":
+            stream = stream_events(answer, self.model, after)
+        else:
+            stream = stream_chunks(answer, self.model)
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no", "x-answer-id": answer.id}
+        return StreamingResponse(
+            stream,
+            headers=headers,
+            media_type="text/event-stream",
+            background=None if at_end is None else BackgroundTask(at_end),
+        )
+
+    # ---- known answers ---------------------------------------------------------------------------
+
+    async def retrieve(
+        self,
+        name: str,
+        request: Request,
+        stream: bool = False,
+        starting_after: Annotated[int, Query(ge=-1, le=2**53)] = -1,
+    ) -> Response:
+        answer = await self._known(name, request)
+        if stream:
+            return self._stream(answer, starting_after)
+        return JSONResponse(response_object(answer, self.model))
+
+    async def cancel(self, name: str, request: Request) -> Response:
+        answer = await self._known(name, request)
+        await self._answers.cancel(answer)
+        return JSONResponse(response_object(answer, self.model))
+
+    async def delete(self, name: str, request: Request) -> Response:
+        await self._answers.delete(await self._known(name, request))
+        return JSONResponse({"id": name, "object": "response", "deleted": True})
+
+    async def _known(self, name: str, request: Request) -> Answer:
+        """A response of the client.
+
+        Raises:
+            Refused: the client has none of that id.
+        """
+        answer = await self._answers.find(name, owner_of(request.state.client))
+        if answer is None:
+            text = f"there is no response {shown(name)}; valid: the id of one"
+            raise Refused(404, text, "response_id")
+        return answer
+
+    # ---- about the server ------------------------------------------------------------------------
+
+    async def models(self) -> Response:
+        return JSONResponse({"object": "list", "data": [self._about]})
+
+    async def one_model(self, name: str) -> Response:
+        if name != self.model:
+            message = f"the model {shown(name)} is not served; valid: {self.model}"
+            raise Refused(404, message, "model", "model_not_found")
+        return JSONResponse(self._about)
+
+    async def health(self) -> Response:
+        state = self._answers.state()
+        return JSONResponse({"status": state}, 200 if state == "ok" else 503)
+
+    async def metrics(self) -> Response:
+        figures = vars(self._answers.scheduler.figures())
+        lines = (f"tokenswift_{name} {value}\n" for name, value in figures.items())
+        return Response("".join(lines), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def start(self) -> Response:
+        return HTMLResponse(self._page, headers={"x-frame-options": "DENY"})
+
+
+def log_ignored(body: Body, request: Request) -> None:
+    """Say which fields of a request nobody knows.
+
+    Raises:
+        InputError: without one the answer would mean something else.
+    """
+    ignored = body.ignored_fields()
+    if ignored:
+        named = ", ".join(log_text(name, 80) for name in ignored[:20])
+        path = log_text(request.scope["path"])
+        logger.info("left out of a request to %s: %s", path, named)
+
+
 def make_app(answers: Answers, settings: Settings) -> FastAPI:
     """The application; it begins by going on with what is open.
 
@@ -95,9 +278,6 @@ def make_app(answers: Answers, settings: Settings) -> FastAPI:
         answers: of the server.
         settings: the limits.
     """
-    model = settings.served_model_name or short_name(answers.llm.name)
-    about = {"id": model, "object": "model", "created": 0, "owned_by": "tokenswift"}
-    page = page_of(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -109,123 +289,10 @@ def make_app(answers: Answers, settings: Settings) -> FastAPI:
     )
     for kind in (InputError, RequestValidationError, RecursionError, HTTPException, Exception):
         app.add_exception_handler(kind, refusal)
-
-    def events(answer: Answer, after: int = -1, then: Callable[[], None] | None = None) -> Response:
-        """A stream; ``then`` is called where it ends, or its client is gone."""
-        is_response = answer.body.kind == "response"
-        made = wire.events(answer, model, after) if is_response else wire.chunks(answer, model)
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no", "x-answer-id": answer.id}
-        ended = None if then is None else BackgroundTask(then)
-        return StreamingResponse(made, 200, headers, "text/event-stream", ended)
-
-    async def serve(kind: type[Body], request: Request) -> Response:
-        content_type = request.headers.get("content-type", "")
-        try:
-            raw = await request.body()
-        except ClientDisconnect:
-            return Response(status_code=GONE)
-        body = await read_body(kind, raw, content_type)
-        if missing := body.left_out():
-            named = ", ".join(log_text(name, 80) for name in missing[:20])
-            path = log_text(request.scope["path"])
-            logger.info("left out of a request to %s: %s", path, named)
-        answer = await answers.make(body, request.state.client)
-        if body.stream:
-            return events(answer, then=None if answer.background else answer.stop)
-        if not answer.background:
-            async for _ in answer.follow(LOOK):
-                if await request.is_disconnected():
-                    answer.stop()
-                    return Response(status_code=GONE)
-        if body.kind == "response":
-            return JSONResponse(wire.response(answer, model))
-        if not answer.reason:
-            raise Refused(answer.status if answer.done else 503, wire.unfinished(answer))
-        return JSONResponse(wire.whole(answer, model))
-
-    async def known(name: str, request: Request) -> Answer:
-        answer = await answers.find(name, owner_of(request.state.client))
-        if answer is None:
-            raise Refused(
-                404, f"there is no response {shown(name)}; valid: the id of one", "response_id"
-            )
-        return answer
-
-    @app.post(
-        "/v1/chat/completions",
-        summary="Answer a conversation",
-        openapi_extra=described(Chat),
-    )
-    async def chat(request: Request) -> Response:
-        return await serve(Chat, request)
-
-    @app.post("/v1/completions", summary="Go on with a text", openapi_extra=described(Completion))
-    async def completion(request: Request) -> Response:
-        return await serve(Completion, request)
-
-    @app.post(
-        "/v1/responses",
-        summary="Answer, in the background too",
-        openapi_extra=described(Responses),
-    )
-    async def responses(request: Request) -> Response:
-        return await serve(Responses, request)
-
-    @app.get(
-        "/v1/responses/{name}", summary="An answer as it stands, or its events from a place on"
-    )
-    async def retrieve(
-        name: str,
-        request: Request,
-        stream: bool = False,
-        starting_after: Annotated[int, Query(ge=-1, le=2**53)] = -1,
-    ) -> Response:
-        answer = await known(name, request)
-        return (
-            events(answer, starting_after) if stream else JSONResponse(wire.response(answer, model))
-        )
-
-    @app.post("/v1/responses/{name}/cancel", summary="Stop an answer for good")
-    async def cancel(name: str, request: Request) -> Response:
-        answer = await known(name, request)
-        await answers.cancel(answer)
-        return JSONResponse(wire.response(answer, model))
-
-    @app.delete("/v1/responses/{name}", summary="Stop an answer and forget it")
-    async def delete(name: str, request: Request) -> Response:
-        await answers.delete(await known(name, request))
-        return JSONResponse({"id": name, "object": "response", "deleted": True})
-
-    @app.get("/v1/models", summary="The model that is served")
-    async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [about]})
-
-    @app.get("/v1/models/{name:path}", summary="About the model")
-    async def one_model(name: str) -> Response:
-        if name != model:
-            message = f"the model {shown(name)} is not served; valid: {model}"
-            raise Refused(404, message, "model", "model_not_found")
-        return JSONResponse(about)
-
-    @app.get("/health", summary="Whether the server takes requests")
-    async def health() -> Response:
-        state = answers.state()
-        return JSONResponse({"status": state}, 200 if state == "ok" else 503)
-
-    @app.get("/metrics", summary="Figures for Prometheus")
-    async def metrics() -> Response:
-        figures = vars(answers.scheduler.figures())
-        lines = (f"tokenswift_{name} {value}\n" for name, value in figures.items())
-        return Response("".join(lines), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    @app.get("/", include_in_schema=False)
-    async def start() -> Response:
-        return HTMLResponse(page, headers={"x-frame-options": "DENY"})
-
+    Routes(answers, settings).add_to(app)
     app.add_middleware(Guard, settings=settings)  # type: ignore[arg-type]
-    if (
-        settings.cors
-    ):  # in front of the guard: browsers ask first, without a key, and want to read refusals
+    if settings.cors:
+        # in front of the guard: browsers ask first, without a key, and want to read refusals
         app.add_middleware(
             CORSMiddleware,  # type: ignore[arg-type]
             allow_origins=list(settings.cors),
@@ -243,18 +310,20 @@ class Server(uvicorn.Server):
     """uvicorn's, which ends answers before it waits for their connections.
 
     Args:
-        llm: the ``LLM``.
+        llm: the model that is served.
         settings: the limits.
-        taken: of `settings.held`, which is left after the server has ended.
+        listener: of `settings.held`, which is left after the server has ended.
 
     Attributes:
         address: of the server.
-        number: of the signal that ended it, 0 where none did.
+        number: the signal's that ended it, 0 where none did.
     """
 
-    def __init__(self, llm: Any, settings: Settings, taken: socket.socket) -> None:
+    def __init__(self, llm: LLM, settings: Settings, listener: socket.socket) -> None:
         scheduler = Scheduler(llm, settings.max_concurrent or "auto", settings.queue)
-        self.answers, self._taken, self.number = Answers(llm, scheduler, settings), taken, 0
+        self.answers = Answers(llm, scheduler, settings)
+        self.number = 0
+        self._listener = listener
         config = uvicorn.Config(
             make_app(self.answers, settings),
             http=protocol_of(settings),
@@ -266,12 +335,12 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=3,  # seconds for connections to take what is left
         )
         super().__init__(config)
-        host, port = taken.getsockname()[:2]
+        host, port = listener.getsockname()[:2]
         self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin, and say so."""
-        await super().startup([self._taken])
+        await super().startup([self._listener])
         if self.started:
             logger.info("listening on %s", self.address)
 
@@ -279,7 +348,8 @@ class Server(uvicorn.Server):
         """The first signal ends the server between two steps, a second one at once."""
         if self.number:
             os._exit(128 + sig)
-        self.number, self.should_exit = sig, True
+        self.number = sig
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the steps, then the connections."""

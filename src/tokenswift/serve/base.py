@@ -2,7 +2,7 @@
 
 A body has the fields of OpenAI's interface that mean something here, and our own. Unknown fields
 are left out, which the log says; they are refused only where the answer would mean something else
-(`WITHOUT`). Types are checked here, ranges where the command line's are, by `SamplingParams`
+(`REFUSED_FIELDS`). Types are checked here, ranges where the command line's are, by `SamplingParams`
 and `engine.request`.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr
 
@@ -20,6 +20,7 @@ from tokenswift.chat.prompts import Prompt, is_chat
 from tokenswift.checks import LARGEST, check_choice
 from tokenswift.config.sampling import MOST_BIASES, MOST_TEXTS, SamplingParams
 from tokenswift.engine.failures import QueueFull
+from tokenswift.engine.llm import LLM
 from tokenswift.engine.request import Request
 from tokenswift.grammar import Grammar
 from tokenswift.serve.items import renamed
@@ -27,14 +28,15 @@ from tokenswift.serve.settings import Settings
 from tokenswift.serve.tools import GrammarCompiler, OfferedTools, offered_tools, unbound_tools
 from tokenswift.types import InputError
 
-LIST = 4096  # messages of a conversation
-ITEMS = 32  # of an object of settings
-CHARACTERS = 32  # of a prompt for each token that it may have: no language has so many
-TOKENS = 1024  # new tokens of a continued text at most, where no number is given
+MOST_MESSAGES = 4096  # of a conversation
+MOST_ENTRIES = 32  # of an object of settings
+#: characters of a prompt for each token that it may have: no language has so many
+MOST_CHARACTERS_PER_TOKEN = 32
+TEXT_TOKENS = 1024  # new tokens of a continued text at most, where no number is given
 NOT_SET = -1  # as other servers have it: of a length, as many tokens as fit
 SEEDS = LARGEST + 1  # seeds of the sampler
 #: fields that are not served, and without which an answer would mean something else
-WITHOUT = frozenset(
+REFUSED_FIELDS = frozenset(
     "functions function_call conversation prompt suffix audio documents chat_template "
     "truncate_prompt_tokens "
     "allowed_token_ids use_beam_search echo include_stop_str_in_output logprobs top_logprobs "
@@ -42,9 +44,11 @@ WITHOUT = frozenset(
     "grammar json_schema guided_json guided_regex guided_choice guided_grammar structured_outputs "
     "previous_response_id instructions input messages".split()
 )
+#: fields that may ask for a grammar of the text
+GRAMMAR_FIELDS = ("response_format", "text", "tools")
 #: keys of ``tokenswift`` besides settings of the sampling
-OWN = ("strategy", "ignore_eos", "on_loop")
-SAMPLING = [one.name for one in fields(SamplingParams) if one.name != "greedy"]
+OWN_SETTINGS = ("strategy", "ignore_eos", "on_loop")
+SAMPLING = [field.name for field in fields(SamplingParams) if field.name != "greedy"]
 #: an error of memory, and what it names as too large
 NEEDED_MEMORY = re.compile(r"(\w+) is [^;]+; (the run needs [^;]+); valid: .*")
 #: names of the engine's arguments that clients know by others
@@ -57,9 +61,11 @@ class Quick(FailFast):
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
-Several = Annotated[list[Any] | None, Field(max_length=MOST_TEXTS)]
-Object = Annotated[dict[str, Any] | None, Field(max_length=ITEMS)]
-Turns = Annotated[list[dict[str, Any]], Quick(), Field(min_length=1, max_length=LIST)]
+Several = Annotated[list[object] | None, Field(max_length=MOST_TEXTS)]
+Object = Annotated[dict[str, object] | None, Field(max_length=MOST_ENTRIES)]
+ClientMessages = Annotated[
+    list[dict[str, object]], Quick(), Field(min_length=1, max_length=MOST_MESSAGES)
+]
 #: any number of 64 bits, with a sign or without
 Seed = Annotated[int | None, Field(ge=-(2**63), lt=2**64)]
 
@@ -69,15 +75,16 @@ class Body(BaseModel):
 
     Attributes:
         kind: of the answer, "chat", "completion" or "response".
-        begins: what its id begins with.
-        asked: the field that holds the prompt.
-        lengths: the fields that say how many new tokens there may be, the best known one last.
+        id_prefix: what its id begins with.
+        prompt_field: the field that holds the prompt.
+        length_fields: the fields that say how many new tokens there may be, the best known one
+            last.
     """
 
     kind: ClassVar[str]
-    begins: ClassVar[str]
-    asked: ClassVar[str]
-    lengths: ClassVar[tuple[str, ...]] = ("max_tokens",)
+    id_prefix: ClassVar[str]
+    prompt_field: ClassVar[str]
+    length_fields: ClassVar[tuple[str, ...]] = ("max_tokens",)
     model_config = ConfigDict(extra="allow")
 
     model: str | None = None
@@ -89,30 +96,35 @@ class Body(BaseModel):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[str, Any] | None, Field(max_length=MOST_BIASES)] = None
+    logit_bias: Annotated[dict[str, object] | None, Field(max_length=MOST_BIASES)] = None
     min_tokens: int | None = None
     bad_words: Several = None
     stop: str | Several = None
     stop_token_ids: Annotated[list[int] | None, Quick(), Field(max_length=MOST_TEXTS)] = None
     ignore_eos: bool | None = None
     seed: Seed = None
-    response_format: Any = None
+    response_format: object = None
     tokenswift: Object = Field(
         default=None, description="settings of this server alone, see its docs"
     )
     _unbound: frozenset[str] = PrivateAttr(default=frozenset())
 
     @property
-    def own(self) -> dict[str, Any]:
-        """Our own settings."""
+    def own_settings(self) -> Mapping[str, object]:
+        """The settings that no other server has."""
         return self.tokenswift or {}
 
-    def given(self, name: str) -> Any:
+    def value_of(self, name: str) -> object:
         """The value of a field that not all bodies have; None where this one has none of the name,
         whatever a client has sent."""
         return getattr(self, name) if name in type(self).model_fields else None
 
-    def whole_prompt(self, has_template: bool, before: Sequence[Mapping[str, Any]]) -> Prompt:
+    def settings_of(self, name: str) -> Mapping[str, object]:
+        """The entries of a field that holds an object; none where it is not there."""
+        value = self.value_of(name)
+        return value if isinstance(value, Mapping) else {}
+
+    def full_prompt(self, has_template: bool, before: Sequence[Mapping[str, object]]) -> Prompt:
         """What is to be answered or gone on from.
 
         Args:
@@ -123,19 +135,23 @@ class Body(BaseModel):
         """
         raise NotImplementedError
 
-    def tools_asked(self) -> OfferedTools | None:
+    def offered_tools(self) -> OfferedTools | None:
         """The tools that may be called, without those that OpenAI's servers run; None: none.
 
         Raises:
             InputError: naming what is wrong with them.
         """
-        options = (self.given("tool_choice"), self.given("parallel_tool_calls"))
-        return offered_tools(self.given("tools"), *options, self._unbound)
+        return offered_tools(
+            tools=self.value_of("tools"),
+            choice=self.value_of("tool_choice"),
+            parallel=self.value_of("parallel_tool_calls"),
+            unbound=self._unbound,
+        )
 
     def unbind_tools(self, compiler: GrammarCompiler) -> bool:
         """Let tools be called with any JSON object whose schemas no grammar can hold; whether there
         are such tools."""
-        tools = self.tools_asked()
+        tools = self.offered_tools()
         if tools is None or self._unbound:
             return False
         self._unbound = unbound_tools(tools, compiler)
@@ -148,13 +164,19 @@ class Body(BaseModel):
         Raises:
             InputError: two fields differ.
         """
-        values = {name: getattr(self, name) for name in self.lengths}
-        given = {name: value for name, value in values.items() if value is not None}
-        numbers = {name: value for name, value in given.items() if value != NOT_SET}
+        best_known = self.length_fields[-1]
+        lengths: dict[str, int] = {}
+        for name in self.length_fields:
+            value = getattr(self, name)
+            if value is not None:
+                lengths[name] = value
+        numbers = {name: length for name, length in lengths.items() if length != NOT_SET}
         if len({*numbers.values()}) > 1:
-            text = ", ".join(f"{name} is {value}" for name, value in numbers.items())
-            raise InputError(f"{text}; valid: one of them, or both alike", self.lengths[-1])
-        return next(iter((numbers or given).items()), (self.lengths[-1], None))
+            text = ", ".join(f"{name} is {length}" for name, length in numbers.items())
+            raise InputError(f"{text}; valid: one of them, or both alike", best_known)
+        for name, length in (numbers or lengths).items():
+            return name, length
+        return best_known, None
 
     @property
     def sampler_seed(self) -> int | None:
@@ -166,68 +188,86 @@ class Body(BaseModel):
     def is_bound(self) -> bool:
         """Whether there may be a grammar, of tools or of the text, so that one is to be
         compiled."""
-        return "grammar" in self.own or any(map(self.given, ("response_format", "text", "tools")))
+        return "grammar" in self.own_settings or any(map(self.value_of, GRAMMAR_FIELDS))
 
-    def left_out(self) -> list[str]:
+    def ignored_fields(self) -> list[str]:
         """The fields that nobody knows, and that ask for something.
 
         Raises:
             InputError: without one the answer would mean something else.
         """
-        found = [name for name, value in (self.model_extra or {}).items() if value]
-        for name in found:
-            if name in WITHOUT:
+        unknown = [name for name, value in (self.model_extra or {}).items() if value]
+        for name in unknown:
+            if name in REFUSED_FIELDS:
                 raise InputError(f"{name} is not supported; valid: leave it out", name)
-        known = [*OWN, *(name for name in SAMPLING if name not in Body.model_fields)]
-        for name in self.own:
+        known = [*OWN_SETTINGS, *(name for name in SAMPLING if name not in Body.model_fields)]
+        for name in self.own_settings:
             check_choice("tokenswift", name, tuple(known))
-        return found
+        return unknown
 
-    def template_options(self) -> dict[str, Any]:
+    def template_options(self) -> dict[str, object]:
         """What the chat template is given besides messages and tools; it takes what it knows."""
-        effort = self.given("reasoning_effort") or (self.given("reasoning") or {}).get("effort")
-        made = {
+        effort = self.value_of("reasoning_effort") or self.settings_of("reasoning").get("effort")
+        options: dict[str, object] = {
             "reasoning_effort": effort,
-            "continue_final_message": self.given("continue_final_message"),
+            "continue_final_message": self.value_of("continue_final_message"),
         }
-        made |= {"enable_thinking": False} if effort == "none" else {}
-        made |= self.given("chat_template_kwargs") or {}
-        return {name: value for name, value in made.items() if value is not None}
+        if effort == "none":
+            options["enable_thinking"] = False
+        options.update(self.settings_of("chat_template_kwargs"))
+        return {name: value for name, value in options.items() if value is not None}
 
     def request(
-        self, llm: Any, settings: Settings, seed: int, before: Sequence[Mapping[str, Any]] = ()
+        self,
+        llm: LLM,
+        settings: Settings,
+        seed: int,
+        before: Sequence[Mapping[str, object]] = (),
     ) -> Request:
         """The generation that the body asks for.
 
         Args:
-            llm: the ``LLM``.
+            llm: the model that is served.
+            settings: the limits.
             seed: where the body names none.
             before: messages of earlier responses.
         Raises:
             InputError: naming the field, its value and what is valid.
         """
-        if self.given("n") not in (None, 1):
-            raise InputError(f"n is {self.given('n')}; valid: 1, in a request for each text", "n")
+        count = self.value_of("n")
+        if count not in (None, 1):
+            raise InputError(f"n is {count}; valid: 1, in a request for each text", "n")
         self._check_stops(llm.target.vocab_size)
-        prompt = self.whole_prompt(llm.has_chat_template, before)
-        how = self._arguments(seed)
-        tools = self.tools_asked()
-        limit = llm.target.rotary.limit or LARGEST
-        most = min(settings.max_prompt or LARGEST, limit - 1)
-        size = len(str(prompt)) + len(str(tools.forms if tools else ""))
-        if size > CHARACTERS * most:  # it is not encoded
-            room = f"{CHARACTERS * most:,}, for {most:,} tokens"
-            raise InputError(f"the prompt is {size:,} characters; valid: up to {room}", self.asked)
+        prompt = self.full_prompt(llm.has_chat_template, before)
+        arguments = self._arguments(seed)
+        tools = self.offered_tools()
+        positions = llm.target.rotary.limit or LARGEST
+        most_tokens = min(settings.max_prompt or LARGEST, positions - 1)
+        self._check_characters(prompt, tools, most_tokens)
         if is_chat(prompt):
-            how |= {"name": self.asked, "template_options": self.template_options() or None}
-            request, _ = llm.chat_request(prompt, tools, **how)
+            options = self.template_options() or None
+            request, _ = llm.chat_request(
+                prompt, tools, name=self.prompt_field, template_options=options, **arguments
+            )
         else:
-            request = llm.request(prompt, llm.encode(prompt), TOKENS, **how)
+            request = llm.request(prompt, llm.encode(prompt), TEXT_TOKENS, **arguments)
         size = len(request.prompt)
-        if size > most:
-            raise InputError(f"the prompt is {size:,} tokens; valid: up to {most:,}", self.asked)
-        rest = min(settings.max_tokens, limit - size)
-        return replace(request, max_new_tokens=self._new_tokens(request.max_new_tokens, rest))
+        if size > most_tokens:
+            text = f"the prompt is {size:,} tokens"
+            raise InputError(f"{text}; valid: up to {most_tokens:,}", self.prompt_field)
+        most_new = min(settings.max_tokens, positions - size)
+        return replace(request, max_new_tokens=self._new_tokens(request.max_new_tokens, most_new))
+
+    def _check_characters(
+        self, prompt: Prompt, tools: OfferedTools | None, most_tokens: int
+    ) -> None:
+        """Refuse a prompt that is too long to be encoded."""
+        characters = len(str(prompt)) + len(str(tools.forms if tools else ""))
+        most = MOST_CHARACTERS_PER_TOKEN * most_tokens
+        if characters > most:
+            text = f"the prompt is {characters:,} characters"
+            valid = f"up to {most:,}, for {most_tokens:,} tokens"
+            raise InputError(f"{text}; valid: {valid}", self.prompt_field)
 
     def _check_stops(self, vocab_size: int) -> None:
         """Check the token ids that end the text."""
@@ -241,49 +281,60 @@ class Body(BaseModel):
             text = f"stop and stop_token_ids hold {several:,} entries"
             raise InputError(f"{text}; valid: up to {MOST_TEXTS:,} in all", "stop_token_ids")
 
-    def _new_tokens(self, default: int, rest: int) -> int:
-        """How many tokens there may be, of which ``rest`` at most.
+    def _new_tokens(self, default: int | None, most: int) -> int:
+        """How many tokens there may be.
 
+        Args:
+            default: where the body does not say; None: as many as there may be.
+            most: how many there may be at most.
         Raises:
             InputError: the length, or the least length, is out of range.
         """
-        field, wanted = self.length()
-        if wanted == NOT_SET:
-            wanted = rest
-        if wanted is not None and not 1 <= wanted <= rest:
-            raise InputError(f"{field} is {wanted}; valid: an integer from 1 to {rest:,}", field)
-        new_tokens = min(default, rest) if wanted is None else wanted
+        field, length = self.length()
+        if length == NOT_SET:
+            length = most
+        if length is not None and not 1 <= length <= most:
+            raise InputError(f"{field} is {length}; valid: an integer from 1 to {most:,}", field)
+        if length is None:
+            length = most if default is None else min(default, most)
         least = self.min_tokens or 0
-        if least > new_tokens:
-            text = f"min_tokens is {least}, {field} {new_tokens:,}"
-            valid = f"up to {new_tokens:,}, or a larger {field}"
+        if least > length:
+            text = f"min_tokens is {least}, {field} {length:,}"
+            valid = f"up to {length:,}, or a larger {field}"
             raise InputError(f"{text}; valid: {valid}", "min_tokens")
-        return new_tokens
+        return length
 
-    def _arguments(self, seed: int) -> dict[str, Any]:
+    def _arguments(self, seed: int) -> dict[str, object]:
         """Arguments of a generation, but for its prompt and length."""
-        given = {
-            name: self.own.get(name, self.given(name))
+        arguments = {
+            name: self.own_settings.get(name, self.value_of(name))
             for name in (*SAMPLING, "strategy", "on_loop")
         }
-        given["seed"] = seed if self.sampler_seed is None else self.sampler_seed
+        arguments["seed"] = seed if self.sampler_seed is None else self.sampler_seed
         if self.top_k == NOT_SET:
-            given["top_k"] = 0  # as vLLM has it: all tokens
-        if given["top_p"] == 0:  # the likeliest token alone
-            given |= {"top_p": None, "temperature": 0}
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
-        given["stop"] = [*filter(None, stop), *([token] for token in self.stop_token_ids or ())]
-        given["ignore_eos"] = self.own.get("ignore_eos") or bool(self.ignore_eos)
-        form = Grammar.of_format((self.given("text") or {}).get("format"), "text.format")
-        given["response_format"] = form or self.response_format
-        return {name: value for name, value in given.items() if value is not None}
+            arguments["top_k"] = 0  # as vLLM has it: all tokens
+        if arguments["top_p"] == 0:  # the likeliest token alone
+            arguments["top_p"] = None
+            arguments["temperature"] = 0
+        arguments["stop"] = self._stops()
+        arguments["ignore_eos"] = self.own_settings.get("ignore_eos") or bool(self.ignore_eos)
+        text_format = Grammar.of_format(self.settings_of("text").get("format"), "text.format")
+        arguments["response_format"] = text_format or self.response_format
+        return {name: value for name, value in arguments.items() if value is not None}
 
-    def places(self, before: Sequence[Mapping[str, Any]]) -> list[str]:
+    def _stops(self) -> list[object]:
+        """What ends the text: strings, and lists of one token id each."""
+        strings = [self.stop] if isinstance(self.stop, str) else self.stop or ()
+        stops: list[object] = [string for string in strings if string]
+        stops += ([token] for token in self.stop_token_ids or ())
+        return stops
+
+    def places(self, before: Sequence[Mapping[str, object]]) -> list[str]:
         """What the client calls each message of the prompt, "" for those it has not sent."""
         return []
 
     def in_field_names(
-        self, error: InputError, before: Sequence[Mapping[str, Any]] = ()
+        self, error: InputError, before: Sequence[Mapping[str, object]] = ()
     ) -> InputError:
         """An error of the engine, in the names of fields that the client knows.
 
@@ -294,7 +345,7 @@ class Body(BaseModel):
             return error
         names = {
             **ENGINE_NAMES,
-            "prompt": self.asked,
+            "prompt": self.prompt_field,
             "max_new_tokens": self.length()[0],
         }
         text = str(error)
@@ -305,7 +356,7 @@ class Body(BaseModel):
         word = first[0] if first else ""
         text = names.get(word, word) + text.removeprefix(word)
         text = text.replace("max_new_tokens", names["max_new_tokens"])
-        text = renamed(text, self.asked, self.places(before))
+        text = renamed(text, self.prompt_field, self.places(before))
         field = error.field or (word if word in names else None)
         if field == "grammar":
             field = self._grammar_field()
@@ -314,7 +365,6 @@ class Body(BaseModel):
 
     def _grammar_field(self) -> str:
         """The field that asks for the text's grammar."""
-        fields_with_grammars = ("response_format", "text", "tools")
-        if "grammar" in self.own:
+        if "grammar" in self.own_settings:
             return "tokenswift"
-        return next((name for name in fields_with_grammars if self.given(name)), "tokenswift")
+        return next((name for name in GRAMMAR_FIELDS if self.value_of(name)), "tokenswift")

@@ -111,8 +111,9 @@ class LimitedProtocol(H11Protocol):
         has been answered."""
         if self.transport.is_closing():
             return
-        theirs, ours = self.conn.their_state, self.conn.our_state
-        waits = theirs is h11.IDLE or (theirs is h11.SEND_BODY and ours is h11.DONE)
+        client_state = self.conn.their_state
+        is_answered = client_state is h11.SEND_BODY and self.conn.our_state is h11.DONE
+        waits = client_state is h11.IDLE or is_answered
         if waits and self._timer is None:
             self._timer = self.loop.call_later(HEAD_SECONDS, self.end)
             self.places.wait(self)
@@ -134,8 +135,8 @@ class LimitedProtocol(H11Protocol):
         self.transport.close()
 
     async def _refuse_address(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer that the address has too many connections; whether the server is well is told
-        anyway."""
+        """Answer that the address has too many connections; `/health` is answered
+        all the same."""
         if scope["path"] == HEALTH:
             await self.config.loaded_app(scope, receive, send)  # type: ignore[arg-type]
             return

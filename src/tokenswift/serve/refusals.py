@@ -58,11 +58,12 @@ def wrong_fields(errors: Sequence[Mapping[str, object]]) -> Refused:
     parts = location if isinstance(location, tuple) else ()
     names = [part for part in parts if isinstance(part, int) or not _UNION.fullmatch(str(part))]
     place = "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in names)[1:]
-    given = shown(first["input"])
+    value = shown(first["input"])
     valid = str(first["msg"]).removeprefix("Input should be ")
     if first["type"] == "missing":
-        given, valid = "missing", "a request that has it"
-    text = f"{place or 'the body'} is {given}; valid: {valid}"
+        value = "missing"
+        valid = "a request that has it"
+    text = f"{place or 'the body'} is {value}; valid: {valid}"
     return Refused(400, text, str(names[0]) if names else None)
 
 

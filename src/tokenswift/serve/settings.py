@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 from tokenswift.checks import shown
@@ -20,7 +20,12 @@ from tokenswift.config.fields import SHOWN, AtLeast, Between, Option, check_fiel
 from tokenswift.engine.request import SHARED_STRATEGIES
 from tokenswift.types import InputError
 
-KEY = 16  # characters of a key at least
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from tokenswift.runs.folder import Lock
+
+SHORTEST_KEY = 16  # characters
 PORT = Between(0, 65_535, "an integer from 0 (any that is free) to 65535")
 HOST_NAME = re.compile(r"[a-z0-9._-]+")
 
@@ -104,9 +109,10 @@ class Settings:
                 valid = "a site such as https://a.example"
                 raise InputError(f"cors is {shown(site)}; valid: {valid}", "cors")
         object.__setattr__(self, "allowed_host", tuple(name.lower() for name in self.allowed_host))
-        if wrong := [name for name in self.allowed_host if not is_host(name)]:
-            valid = "a name or address without a port, such as host.docker.internal"
-            raise InputError(f"allowed_host is {shown(wrong[0])}; valid: {valid}", "allowed_host")
+        for name in self.allowed_host:
+            if not is_host(name):
+                valid = "a name or address without a port, such as host.docker.internal"
+                raise InputError(f"allowed_host is {shown(name)}; valid: {valid}", "allowed_host")
         if not self.is_local and not (self.api_key_file or self.api_key or environment_key()):
             valid = f"with --api-key-file or {API_KEY}, or 127.0.0.1"
             raise InputError(f"host is {self.host!r}, for other machines; valid: {valid}", "host")
@@ -119,10 +125,9 @@ class Settings:
     @property
     def most_per_address(self) -> int:
         """Connections that one address may have."""
-        half = max(1, self.max_connections // 2)
-        return (
-            half if self.max_connections_per_address is None else self.max_connections_per_address
-        )
+        if self.max_connections_per_address is not None:
+            return self.max_connections_per_address
+        return max(1, self.max_connections // 2)
 
     def check_strategy(self, strategy: object) -> None:
         """Check that a client may ask for a strategy; None: it does not.
@@ -149,28 +154,40 @@ class Settings:
             return self.host == "localhost"
 
     def keys(self) -> list[str]:
-        """The keys that clients may show; [] where none is asked for.
+        """The keys that clients may show; [] where they need none.
 
         Raises:
             InputError: the file cannot be read, or holds no key or a short one; or another one is
                 short.
         """
-        found = [key for key in (self.api_key, environment_key()) if key is not None]
+        keys = [key for key in (self.api_key, environment_key()) if key is not None]
         if self.api_key_file is not None:
-            try:
-                found += Path(self.api_key_file).expanduser().read_text(
-                    encoding="ascii"
-                ).split() or [""]
-            except (OSError, ValueError) as error:
-                given = f"api_key_file {self.api_key_file} cannot be read ({error})"
-                raise InputError(
-                    f"{given}; valid: a file of keys, of ASCII", "api_key_file"
-                ) from error
-        for key in found:
-            if len(key) < KEY or not key.isascii() or not key.isprintable() or " " in key:
-                given = f"a key has {len(key)} characters"  # perhaps nearly a right one: not shown
-                raise InputError(f"{given}; valid: at least {KEY}, of ASCII, without spaces")
-        return found
+            keys += read_keys(self.api_key_file)
+        for key in keys:
+            if len(key) < SHORTEST_KEY or not is_plain(key):
+                text = f"a key has {len(key)} characters"  # perhaps nearly a right one: not shown
+                valid = f"at least {SHORTEST_KEY}, of ASCII, without spaces"
+                raise InputError(f"{text}; valid: {valid}")
+        return keys
+
+
+def read_keys(name: str) -> list[str]:
+    """The keys in a file; one of no characters, which is none, where it is empty.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        text = Path(name).expanduser().read_text(encoding="ascii")
+    except (OSError, ValueError) as error:
+        reason = f"api_key_file {name} cannot be read ({error})"
+        raise InputError(f"{reason}; valid: a file of keys, of ASCII", "api_key_file") from error
+    return text.split() or [""]
+
+
+def is_plain(key: str) -> bool:
+    """Whether a key has no characters but those that a header can hold."""
+    return key.isascii() and key.isprintable() and " " not in key
 
 
 @contextmanager
@@ -181,65 +198,61 @@ def held(settings: Settings) -> Iterator[socket.socket]:
         InputError: one of them cannot be had.
     """
     kind = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    both = (
-        kind == socket.AF_INET6 and socket.has_dualstack_ipv6()
-    )  # "::" is all addresses of either kind
+    # "::" is all addresses of either kind
+    of_both_kinds = kind == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    address = (settings.host, settings.port)
     try:
-        taken = socket.create_server(
-            (settings.host, settings.port), family=kind, dualstack_ipv6=both
-        )
+        listener = socket.create_server(address, family=kind, dualstack_ipv6=of_both_kinds)
     except OSError as error:
-        given = (
-            f"port is {settings.port}: it cannot be opened on {settings.host} "
-            f"({error.strerror or error})"
-        )
-        raise InputError(f"{given}; valid: a free one, or 0 for any", "port") from error
-    with taken, ExitStack() as kept:
+        reason = error.strerror or error
+        text = f"port is {settings.port}: it cannot be opened on {settings.host} ({reason})"
+        raise InputError(f"{text}; valid: a free one, or 0 for any", "port") from error
+    with listener, ExitStack() as stack:
         if settings.folder is not None:
-            kept.callback(_locked(settings.folder).release)
-        yield taken
+            stack.callback(_locked(settings.folder).release)
+        yield listener
 
 
-def _locked(folder: Path) -> Any:
+def _locked(folder: Path) -> Lock:
     from tokenswift.runs.folder import Lock
 
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Lock(folder)
     except OSError as error:
-        given = f"run_dir {folder} cannot be written ({error.strerror or error})"
-        raise InputError(f"{given}; valid: a writable folder", "run_dir") from error
+        text = f"run_dir {folder} cannot be written ({error.strerror or error})"
+        raise InputError(f"{text}; valid: a writable folder", "run_dir") from error
 
 
-async def _loading(scope: Any, receive: Any, send: Any) -> None:
-    """Whatever is asked, the model is being loaded."""
+async def _answer_loading(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer any request that the model is being loaded."""
     text = "the model is being loaded; valid: another try in a moment"
     error = {"message": text, "type": "server_error", "param": None, "code": "loading"}
     body = json.dumps({"status": "loading", "error": error}).encode()
-    head = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
-    await send({"type": "http.response.start", "status": 503, "headers": head})
+    headers = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 @contextmanager
-def loading(taken: socket.socket, settings: Settings) -> Iterator[None]:
+def loading(listener: socket.socket, settings: Settings) -> Iterator[None]:
     """Answer at a socket, while entered, that the model is being loaded; who takes it afterwards
     finds those that nobody has answered."""
     import uvicorn
 
     from tokenswift.serve.connections import protocol_of
 
-    how: Any = {
-        "log_config": None,
-        "access_log": False,
-        "lifespan": "off",
-        "ws": "none",
-        "http": protocol_of(settings),
-    }
-    server = uvicorn.Server(uvicorn.Config(_loading, **how))
-    thread = Thread(
-        target=server.run, args=([taken.dup()],), name="tokenswift-loading", daemon=True
+    config = uvicorn.Config(
+        _answer_loading,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        http=protocol_of(settings),
     )
+    server = uvicorn.Server(config)
+    sockets = [listener.dup()]
+    thread = Thread(target=server.run, args=(sockets,), name="tokenswift-loading", daemon=True)
     thread.start()
     try:
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,7 +42,7 @@ class OfferedTools(Tools):
 
 
 def offered_tools(
-    tools: Sequence[object] | None, choice: object, parallel: object, unbound: frozenset[str]
+    tools: object, choice: object, parallel: object, unbound: frozenset[str]
 ) -> OfferedTools | None:
     """The functions among a request's tools; None where nothing can be called.
 
@@ -54,13 +54,15 @@ def offered_tools(
     """
     functions = [
         _with_object(tool)
-        for tool in tools or ()
+        for tool in (tools if isinstance(tools, list) else ())
         if not isinstance(tool, Mapping) or tool.get("type") in CLIENT_TYPES
     ]
     known = tools_of(functions, choice, parallel)
     if known is None:
         return None
-    return OfferedTools(known.known, known.choice, known.parallel, unbound)
+    return OfferedTools(
+        known=known.known, choice=known.choice, parallel=known.parallel, unbound=unbound
+    )
 
 
 def _with_object(tool: object) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 
 import pytest
 import torch
@@ -89,13 +89,10 @@ def test_replays_that_do_not_work_are_not_used(
     first_outputs: dict[tuple[Graphs, Hashable], tuple[Tensor, ...]] = {}
 
     def run_once(
-        self: Graphs,
-        key: Hashable,
-        work: Callable[..., tuple[Tensor, ...]],
-        inputs: Mapping[str, Tensor],
+        self: Graphs, key: Hashable, work: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         if (self, key) not in first_outputs:
-            first_outputs[self, key] = work(**inputs)
+            first_outputs[self, key] = work(*inputs)
         return first_outputs[self, key]
 
     if stale:

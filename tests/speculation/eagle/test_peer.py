@@ -1,7 +1,8 @@
 """The forward pass against another implementation: the model of the `speculators` package.
 
-It is no requirement, as its pins exclude what is tested here. `make eagle-peer` installs it and
-runs this file; elsewhere it is skipped.
+It does not stand among the requirements: its pins exclude what is tested here. `make eagle-peer`
+    installs it
+beside and runs this file; elsewhere it is skipped.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ core = pytest.importorskip(
     "speculators.models.eagle3.core", reason="make eagle-peer installs speculators"
 )
 
-TEXT = 20
-DEPTHS = 5
+TEXT, DEPTHS = 20, 5
 
 
 def peer(kind: str, sizes: dict[str, Any], **flags: Any) -> Any:
@@ -35,7 +35,7 @@ def peer(kind: str, sizes: dict[str, Any], **flags: Any) -> Any:
     )
     layer = AutoConfig.for_model(kind, **sizes)
     layer._attn_implementation = "eager"
-    model = core.Eagle3DraftModel(
+    made = core.Eagle3DraftModel(
         eagle3.Eagle3SpeculatorConfig(
             transformer_layer_config=layer,
             draft_vocab_size=40,
@@ -51,12 +51,12 @@ def peer(kind: str, sizes: dict[str, Any], **flags: Any) -> Any:
     ).eval()
     torch.manual_seed(0)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in made.parameters():
             parameter.copy_(torch.randn(parameter.shape) * 0.2 + (parameter.ndim == 1))
         chosen = eagles.ids(eagles.config())
-        model.t2d[chosen] = True
-        model.d2t.copy_(chosen - torch.arange(40))
-    return model
+        made.t2d[chosen] = True  # type: ignore[index]
+        made.d2t.copy_(chosen - torch.arange(40))  # type: ignore[union-attr]
+    return made
 
 
 SIZES: dict[str, Any] = {
@@ -83,17 +83,17 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @torch.no_grad()
-def theirs(model: Any, tokens: Tensor, features: Tensor) -> list[Tensor]:
+def theirs(made: Any, tokens: Tensor, features: Tensor) -> list[Tensor]:
     """Their logits by depth."""
-    logits: list[Tensor] = []
-    model.lm_head.register_forward_hook(lambda module, inputs, output: logits.append(output[0]))
-    model(
+    found: list[Tensor] = []
+    made.lm_head.register_forward_hook(lambda module, inputs, output: found.append(output[0]))
+    made(
         features[None],
         tokens[None],
         torch.zeros(1, len(tokens), dtype=torch.long),
         ttt_steps=DEPTHS,
     )
-    return logits
+    return found
 
 
 @torch.no_grad()
@@ -102,33 +102,31 @@ def ours(reference: EagleReference, tokens: Tensor, features: Tensor, deep: int)
     positions = 1 + torch.arange(len(tokens))
     cache = EagleCache()
     hidden, logits = reference.step(tokens, reference.fuse(features), positions, cache)
-    by_depth = [logits, *(torch.full_like(logits, torch.nan) for _ in range(deep - 1))]
+    found = [logits, *(torch.full_like(logits, torch.nan) for _ in range(deep - 1))]
     for t in range(len(tokens)):
-        chain = EagleCache(cache.keys, cache.values, cache.positions)
+        chain, state = EagleCache(cache.keys, cache.values, cache.positions), hidden[t : t + 1]
         chain.cut(t + 1)
-        state = hidden[t : t + 1]
         for depth in range(1, min(deep, len(tokens) - t)):
-            token = tokens[t + depth : t + depth + 1]
-            state, logits = reference.step(token, state, positions[t : t + 1] + depth, chain)
-            by_depth[depth][t] = logits[0]
-    return by_depth
+            token, at = tokens[t + depth : t + depth + 1], positions[t : t + 1] + depth
+            state, logits = reference.step(token, state, at, chain)
+            found[depth][t] = logits[0]
+    return found
 
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_every_depth(case: str, tmp_path: Path) -> None:
     kind, sizes, flags = CASES[case]
-    model = peer(kind, SIZES | sizes, **flags)
-    model.save_pretrained(tmp_path)
+    made = peer(kind, SIZES | sizes, **flags)
+    made.save_pretrained(tmp_path)
     torch.manual_seed(4)
-    tokens = torch.randint(0, 90, (TEXT,))
-    features = torch.randn(TEXT, 3 * 32)
+    tokens, features = torch.randint(0, 90, (TEXT,)), torch.randn(TEXT, 3 * 32)
     loaded = load_eagle(tmp_path, eagles.target())
     assert loaded.config.feature_layers == (2, 4, 5)
-    nothing = torch.full((90, 32), torch.nan)  # nothing of the target's is used
+    nothing = torch.full((90, 32), torch.nan)  # what it has of its own is not the target's
     # Theirs counts a window from the first depth's row, serving engines and this one from each row.
     deep = 1 if case == "window" else DEPTHS
     got = ours(EagleReference(loaded, nothing, nothing), tokens, features, deep)
-    want = theirs(model, tokens, features)
+    want = theirs(made, tokens, features)
     for depth in range(deep):
         last = TEXT - depth
         torch.testing.assert_close(got[depth][:last], want[depth][:last], atol=1e-5, rtol=1e-5)
