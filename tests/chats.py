@@ -66,10 +66,11 @@ THINKS: dict[str, str] = dict(
 
 def calling_tokenizer(template: str = HERMES_TEMPLATE, mark: str = "<tool_call>") -> Any:
     """The byte tokenizer with a template, and ``mark`` for its last token."""
-    made = json.loads(tiny_tokenizer().backend_tokenizer.to_str())
-    made["model"]["vocab"][mark] = made["model"]["vocab"].pop("<x>")
+    fields = json.loads(tiny_tokenizer().backend_tokenizer.to_str())
+    vocabulary = fields["model"]["vocab"]
+    vocabulary[mark] = vocabulary.pop("<x>")
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(made)),
+        tokenizer_object=Tokenizer.from_str(json.dumps(fields)),
         bos_token="<s>",
         eos_token="</s>",
         unk_token="<unk>",
@@ -129,14 +130,14 @@ def marked_tokenizer(special: bool) -> Any:
     vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     for left, right in MERGES:
         vocabulary[left + right] = len(vocabulary)
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=MERGES))
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=MERGES))
     cut = pre_tokenizers.Split(Regex(CUT), "isolated")
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
         [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|python_tag|>"])
-    made.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in MARKS])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>")
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|python_tag|>"])
+    backend.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in MARKS])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
     tokenizer.chat_template = HERMES_TEMPLATE
     return tokenizer

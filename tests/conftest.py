@@ -49,16 +49,16 @@ def pytest_runtest_setup() -> None:
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """``tiny_folder(family, **config changes)`` → a checkpoint folder, made once; do not write into
     it."""
-    made: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
 
     def make(family: str = "llama", **changes: Any) -> Path:
         key = repr((family, sorted(changes.items())))
-        if key not in made:
+        if key not in folders:
             folder = tmp_path_factory.mktemp(family)
             tiny_model(family, **changes).save_pretrained(folder)
             tiny_tokenizer().save_pretrained(folder)
-            made[key] = folder
-        return made[key]
+            folders[key] = folder
+        return folders[key]
 
     return make
 

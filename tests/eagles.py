@@ -34,19 +34,19 @@ INNER |= {name: f"mlp.{name}_proj" for name in ("gate", "up", "down")}
 
 def target(**changes: Any) -> Any:
     """The config of a target with 8 layers."""
-    said = {
+    fields = {
         "hidden_size": 32,
         "vocab_size": 90,
         "num_hidden_layers": 8,
         "rope_parameters": dict(ROPE),
     }
-    return SimpleNamespace(**(said | {"model_type": "llama"} | changes))
+    return SimpleNamespace(**(fields | {"model_type": "llama"} | changes))
 
 
 def config(of: Any = None, **changes: Any) -> EagleConfig:
     """A drafter of a target, which says 40 of its tokens."""
     of = of or target()
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "hidden": of.hidden_size,
         "target_hidden": of.hidden_size,
         "heads": 4,
@@ -60,34 +60,32 @@ def config(of: Any = None, **changes: Any) -> EagleConfig:
         "feature_layers": (2, of.num_hidden_layers // 2, of.num_hidden_layers - 3),
         "trained": 256,
     }
-    return EagleConfig(**(said | changes))
+    return EagleConfig(**(fields | changes))
 
 
 def ids(of: EagleConfig, seed: int = 3) -> Tensor:
     """The target's ids of the drafter's tokens, rising."""
-    made = torch.randperm(of.vocab, generator=torch.Generator().manual_seed(seed))
-    return made[: of.draft_vocab].sort().values
+    tokens = torch.randperm(of.vocab, generator=torch.Generator().manual_seed(seed))
+    return tokens[: of.draft_vocab].sort().values
 
 
 def tensors(of: EagleConfig, seed: int = 1, std: float = 0.2) -> dict[str, Tensor]:
     """Random weights by canonical names."""
-    made = torch.Generator().manual_seed(seed)
-    shapes = of.shapes()
+    generator = torch.Generator().manual_seed(seed)
     return {
-        name: torch.randn(shape, generator=made) * std + ("norm" in name)
-        for name, shape in shapes.items()
+        name: torch.randn(shape, generator=generator) * std + ("norm" in name)
+        for name, shape in of.shapes().items()
     }
 
 
 def weights(of: EagleConfig, seed: int = 1, shared: bool = False, std: float = 0.2) -> EagleWeights:
     """A drafter in memory; ``shared``: without embedding and LM head of its own."""
-    found = tensors(of, seed, std)
-    found = {
-        name: value
-        for name, value in found.items()
-        if not (shared and name in ("embed", "lm_head"))
-    }
-    return EagleWeights(of, found, None if of.draft_vocab == of.vocab else ids(of), "random")
+    by_name = tensors(of, seed, std)
+    if shared:
+        by_name.pop("embed", None)
+        by_name.pop("lm_head", None)
+    d2t = None if of.draft_vocab == of.vocab else ids(of)
+    return EagleWeights(of, by_name, d2t, "random")
 
 
 def numbers(of: EagleConfig) -> dict[str, Any]:
@@ -110,46 +108,51 @@ def numbers(of: EagleConfig) -> dict[str, Any]:
 def write(
     folder: Path,
     of: EagleConfig,
-    found: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
     maps: Mapping[str, Tensor] | None = None,
     speculators: bool = False,
-    **said: Any,
+    **changes: Any,
 ) -> Path:
-    """A folder of either form; ``maps``: d2t and t2d as they are to lie there."""
+    """Write a folder of either form.
+
+    Args:
+        maps: d2t and t2d as they are to lie there.
+        changes: fields of its config that win; "absent" leaves one out.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     layer = "layers.0" if speculators else "midlayer"
     named = {
         f"{layer}.{INNER[name]}.weight"
         if name in INNER
         else NAMES.get(name, name): value.contiguous()
-        for name, value in found.items()
+        for name, value in weights.items()
     }
     save_file(named | dict(maps or {}), folder / "model.safetensors")
     flags = ("norm_before_residual", "norm_output")
-    more: dict[str, Any] = {"draft_vocab_size": of.draft_vocab} | {
-        name: getattr(of, name) for name in flags
-    }
-    more |= {name: name in of.parts for name in ("norm_before_fc", "fc_norm")}
+    fields: dict[str, Any] = {"draft_vocab_size": of.draft_vocab}
+    fields |= {name: getattr(of, name) for name in flags}
+    fields |= {name: name in of.parts for name in ("norm_before_fc", "fc_norm")}
+    layer_fields = numbers(of)
     if speculators:
-        kinds = (
-            {"layer_types": ["sliding_attention"], "sliding_window": of.window} if of.window else {}
-        )
-        kind = {"speculators_model_type": "eagle3", "architectures": ["Eagle3DraftModel"]}
-        made = {**kind, "transformer_layer_config": numbers(of) | kinds, **more}
+        if of.window:
+            layer_fields |= {"layer_types": ["sliding_attention"], "sliding_window": of.window}
+        fields |= {"speculators_model_type": "eagle3", "architectures": ["Eagle3DraftModel"]}
+        fields["transformer_layer_config"] = layer_fields
     else:
-        made = {"architectures": ["LlamaForCausalLMEagle3"], **numbers(of), **more}
-    text = json.dumps({name: value for name, value in (made | said).items() if value != "absent"})
-    (folder / "config.json").write_text(text)
+        fields = {"architectures": ["LlamaForCausalLMEagle3"], **layer_fields, **fields}
+    fields |= changes
+    present = {name: value for name, value in fields.items() if value != "absent"}
+    (folder / "config.json").write_text(json.dumps(present))
     return folder
 
 
 def write_gguf(
     path: Path,
     of: EagleConfig,
-    found: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
     d2t: Tensor | None,
     kind: str = "eagle3",
-    **said: Any,
+    **changes: int,
 ) -> Path:
     """A GGUF file of an architecture; queries and keys paired as Llama's converter does."""
     writer = gguf.GGUFWriter(path, kind)
@@ -164,7 +167,7 @@ def write_gguf(
         "rope.dimension_count": of.head_dim,
         "vocab_size": of.vocab,
         "target_hidden_size": of.target_hidden,
-        **said,
+        **changes,
     }.items():
         writer.add_uint32(f"eagle3.{name}", value)
     writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", of.eps)
@@ -175,7 +178,7 @@ def write_gguf(
     writer.add_array("eagle3.target_layers", list(of.feature_layers))
     writer.add_array("tokenizer.ggml.tokens", [f"t{number}" for number in range(of.vocab)])
     heads = {"q": of.heads, "k": of.kv_heads}
-    for name, value in found.items():
+    for name, value in weights.items():
         if name in heads:
             value = value.unflatten(0, (heads[name], 2, -1)).transpose(1, 2).flatten(0, 2)
         writer.add_tensor(TENSORS[name][1], value.contiguous().numpy().astype(np.float32))

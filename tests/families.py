@@ -9,11 +9,11 @@ from tests.tiny import FAMILIES
 FAST = ("llama", "mistral-sliding")
 
 
-def family(name: str, *more: object) -> object:
+def family(name: str, *arguments: object) -> object:
     """A case of a family and other arguments; of the full matrices alone where it is not in
     :data:`FAST`."""
     marks = () if name in FAST else (pytest.mark.slow,)
-    return pytest.param(name, *more, marks=marks, id="-".join([name, *map(str, more)]))
+    return pytest.param(name, *arguments, marks=marks, id="-".join([name, *map(str, arguments)]))
 
 
 def rare(*values: object) -> object:

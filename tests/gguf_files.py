@@ -14,8 +14,8 @@ from tests.conftest import tiny_tokenizer
 from tests.tiny import BYTES, build
 
 QuantType = gguf.GGMLQuantizationType
-#: what files call model types, and what they say of some besides
-CALLED = {"mistral": "llama", "olmo3": "olmo2", "gemma3_text": "gemma3"}
+#: what files call model types, and fields of some besides
+ARCHITECTURES = {"mistral": "llama", "olmo3": "olmo2", "gemma3_text": "gemma3"}
 MORE = {
     "sliding_window": "attention.sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -46,13 +46,13 @@ def tokenizer_fields(tokenizer: Any, kind: str = "gpt2", pre: str = "gpt-2") -> 
     """What a file says of a byte-level tokenizer."""
     import json
 
-    said = json.loads(tokenizer.backend_tokenizer.to_str())
+    fields = json.loads(tokenizer.backend_tokenizer.to_str())
     tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
     special = set(tokenizer.all_special_tokens) | {
-        token["content"] for token in said["added_tokens"] if token["special"]
+        token["content"] for token in fields["added_tokens"] if token["special"]
     }
-    merges = [m if isinstance(m, str) else " ".join(m) for m in said["model"]["merges"]]
-    found: dict[str, Any] = {
+    merges = [m if isinstance(m, str) else " ".join(m) for m in fields["model"]["merges"]]
+    values: dict[str, Any] = {
         "tokenizer.ggml.model": kind,
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens,
@@ -60,11 +60,12 @@ def tokenizer_fields(tokenizer: Any, kind: str = "gpt2", pre: str = "gpt-2") -> 
         "tokenizer.ggml.merges": merges or None,
     }
     for ours, theirs in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
-        if (at := getattr(tokenizer, f"{ours}_token_id")) is not None:
-            found[f"tokenizer.ggml.{theirs}_token_id"] = at
+        token = getattr(tokenizer, f"{ours}_token_id")
+        if token is not None:
+            values[f"tokenizer.ggml.{theirs}_token_id"] = token
     if tokenizer.chat_template:
-        found["tokenizer.chat_template"] = tokenizer.chat_template
-    return found
+        values["tokenizer.chat_template"] = tokenizer.chat_template
+    return values
 
 
 def fields_of(config: Any, architecture: str) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def fields_of(config: Any, architecture: str) -> dict[str, Any]:
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     more = {} if architecture in ("llama", "qwen2", "qwen3") else MORE
-    said = {
+    fields = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
@@ -87,7 +88,7 @@ def fields_of(config: Any, architecture: str) -> dict[str, Any]:
             theirs: value for name, theirs in more.items() if (value := getattr(config, name, None))
         },
     }
-    return {f"{architecture}.{name}": value for name, value in said.items()}
+    return {f"{architecture}.{name}": value for name, value in fields.items()}
 
 
 def factors(config: Any) -> np.ndarray | None:
@@ -95,21 +96,20 @@ def factors(config: Any) -> np.ndarray | None:
     rope = config.rope_parameters
     if rope.get("rope_type") != "llama3":
         return None
-    made = []
+    divisors = []
     for place in range(0, config.head_dim, 2):
         wave = 2 * np.pi * rope["rope_theta"] ** (place / config.head_dim)
         low = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
         high = rope["original_max_position_embeddings"] / rope["high_freq_factor"]
         if wave < high:
-            made.append(1.0)
+            divisors.append(1.0)
         elif wave > low:
-            made.append(rope["factor"])
+            divisors.append(rope["factor"])
         else:
-            smooth = (rope["original_max_position_embeddings"] / wave - rope["low_freq_factor"]) / (
-                rope["high_freq_factor"] - rope["low_freq_factor"]
-            )
-            made.append(1 / ((1 - smooth) / rope["factor"] + smooth))
-    return np.array(made, np.float32)
+            turns = rope["original_max_position_embeddings"] / wave - rope["low_freq_factor"]
+            smooth = turns / (rope["high_freq_factor"] - rope["low_freq_factor"])
+            divisors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(divisors, np.float32)
 
 
 def blocks_of(weight: torch.Tensor, kind: QuantType, seed: int = 0) -> np.ndarray:
@@ -121,14 +121,15 @@ def blocks_of(weight: torch.Tensor, kind: QuantType, seed: int = 0) -> np.ndarra
         pass
     columns, size = gguf.GGML_QUANT_SIZES[kind]
     shape = (weight.shape[0], weight.shape[1] // columns, size)
-    made = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+    blocks = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
     scale = np.array([0.002 if kind == QuantType.Q6_K else 0.0005], np.float16)
     if kind == QuantType.Q6_K:
-        made[..., 192:208] = made[..., 192:208] % 8  # scales of one sign
-        made[..., 208:] = scale.view(np.uint8)
+        blocks[..., 192:208] = blocks[..., 192:208] % 8  # scales of one sign
+        blocks[..., 208:] = scale.view(np.uint8)
     else:
-        made[..., :4] = np.tile((scale * [1, 6]).astype(np.float16).view(np.uint8), (*shape[:2], 1))
-    return made.reshape(weight.shape[0], -1)
+        scales = (scale * [1, 6]).astype(np.float16).view(np.uint8)
+        blocks[..., :4] = np.tile(scales, (*shape[:2], 1))
+    return blocks.reshape(weight.shape[0], -1)
 
 
 def write(
@@ -136,7 +137,7 @@ def write(
     model: Any,
     types: Mapping[str, QuantType] | None = None,
     architecture: str | None = None,
-    said: Mapping[str, Any] | None = None,
+    fields: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
     split: int = 0,
 ) -> Any:
@@ -145,51 +146,39 @@ def write(
     Args:
         types: of tensors, by a part of their names in the file, the last that fits; F32 else.
         architecture: as the file names it; the model's type otherwise.
-        said: more values of the file, which win; None leaves one out.
+        fields: more values of the file, which win; None leaves one out.
         tokenizer: byte-level; that of the fixtures otherwise.
         split: so many tensors a file, in files …-00001-of-00003.gguf; 0: one file.
     Returns:
         The model.
     """
     config = model.config
-    own = str(config.model_type)
-    architecture = architecture or CALLED.get(own, own)
-    names, more = (
-        names_in(CALLED.get(own, own), config.num_hidden_layers),
-        1 if own.startswith("gemma") else 0,
-    )
+    usual = ARCHITECTURES.get(config.model_type, config.model_type)
+    architecture = architecture or usual
+    names = names_in(usual, config.num_hidden_layers)
+    # what the files of a family add to the weights of norms
+    added = 1 if config.model_type.startswith("gemma") else 0
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     values = {**fields_of(config, architecture), **tokenizer_fields(tokenizer or tiny_tokenizer())}
-    for key, value in {**values, **(said or {})}.items():
+    for key, value in {**values, **(fields or {})}.items():
         if value is not None:
             _add(writer, key, value)
-    if (found := factors(config)) is not None:
-        writer.add_tensor("rope_freqs.weight", found)
+    divisors = factors(config)
+    if divisors is not None:
+        writer.add_tensor("rope_freqs.weight", divisors)
     for number, (name, parameter) in enumerate(model.named_parameters()):
-        weight, called = (
-            parameter.detach().float().clone(),
-            names.get_name(name, (".weight", ".bias")),
-        )
-        turned = {"attn_q.": config.num_attention_heads, "attn_k.": config.num_key_value_heads}
-        heads = next((n for part, n in turned.items() if part in called), 0)
-        heads = heads if architecture in ("llama", "smollm3", "granite") else 0
-        weight += more if weight.ndim == 1 else 0
+        file_name = names.get_name(name, (".weight", ".bias"))
+        heads = _paired_heads(file_name, config, architecture)
+        weight = parameter.detach().float().clone()
+        if weight.ndim == 1:
+            weight += added
         if heads:
             weight = _paired(weight, heads)
-        kinds = [kind for part, kind in (types or {}).items() if part in called]
+        kinds = [kind for part, kind in (types or {}).items() if part in file_name]
         kind = kinds[-1] if kinds and weight.ndim == 2 else QuantType.F32
-        if kind in (QuantType.F32, QuantType.F16):
-            data = weight.numpy().astype(np.float32 if kind == QuantType.F32 else np.float16)
-            writer.add_tensor(called, data)
-            unpacked = torch.from_numpy(data.astype(np.float32)) - (more if weight.ndim == 1 else 0)
-        else:
-            data = (
-                gguf.quantize(weight.numpy(), kind)
-                if kind == QuantType.BF16
-                else blocks_of(weight, kind, number)
-            )
-            writer.add_tensor(called, data, raw_dtype=kind)
-            unpacked = torch.from_numpy(gguf.dequantize(data, kind))
+        unpacked = _add_weight(writer, file_name, weight, kind, number)
+        if weight.ndim == 1:
+            unpacked -= added
         parameter.data = _paired(unpacked, heads, back=True) if heads else unpacked
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -198,13 +187,40 @@ def write(
     return model
 
 
+def _paired_heads(file_name: str, config: Any, architecture: str) -> int:
+    """The heads of queries or keys whose rows the file has in pairs; 0 for other weights."""
+    if architecture not in ("llama", "smollm3", "granite"):
+        return 0
+    if "attn_q." in file_name:
+        return config.num_attention_heads
+    if "attn_k." in file_name:
+        return config.num_key_value_heads
+    return 0
+
+
+def _add_weight(
+    writer: gguf.GGUFWriter, file_name: str, weight: torch.Tensor, kind: QuantType, seed: int
+) -> torch.Tensor:
+    """Add a weight in a format; returns the values that the file holds, float32."""
+    if kind in (QuantType.F32, QuantType.F16):
+        data = weight.numpy().astype(np.float32 if kind == QuantType.F32 else np.float16)
+        writer.add_tensor(file_name, data)
+        return torch.from_numpy(data.astype(np.float32))
+    if kind == QuantType.BF16:
+        data = gguf.quantize(weight.numpy(), kind)
+    else:
+        data = blocks_of(weight, kind, seed)
+    writer.add_tensor(file_name, data, raw_dtype=kind)
+    return torch.from_numpy(gguf.dequantize(data, kind))
+
+
 def _paired(weight: torch.Tensor, heads: int, back: bool = False) -> torch.Tensor:
     """Rows as Llama's converter turns them round, or back: halves of a head interleaved."""
     shape = (2, -1) if not back else (-1, 2)
     return weight.unflatten(0, (heads, *shape)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
-def _add(writer: Any, key: str, value: Any) -> None:
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, list):
         writer.add_array(key, value)
     elif isinstance(value, bool):

@@ -3,9 +3,8 @@ annotated shape is compared with it (jaxtyping and beartype). ``TOKENSWIFT_SHAPE
 to time tests.
 
 Only shapes are looked at: protocols, and the stand-ins that tests use for them, are pyright's.
-    Functions
-without an annotated shape stay as they are. Of the others each test checks the first calls and a
-few of those that follow: checking all of them takes as long as the tests themselves.
+Functions without an annotated shape stay as they are. Of the others each test checks the first
+calls and a few of those that follow: checking all of them takes as long as the tests themselves.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from beartype import beartype
 from torch import Tensor
 
 #: calls of a function that a test checks: so many at first, and then one of so many
-FIRST, EVERY = 8, 32
+FIRST = 8
+EVERY = 32
 _with_letters = jaxtyping.jaxtyped  # gives the letters of shapes one meaning within a call
 
 
 def install() -> None:
     """Watch the package, which nobody may have imported yet."""
     if os.environ.get("TOKENSWIFT_SHAPES") != "0":
-        jaxtyping.jaxtyped = lambda **_: (
-            _watched
-        )  # what the hook puts above every function and class
+        # what the hook puts above every function and class
+        jaxtyping.jaxtyped = lambda **_: _watched
         jaxtyping.install_import_hook("tokenswift", None)
 
 
@@ -67,14 +66,18 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 def _often(function: Callable[..., Any], checked: Callable[..., Any]) -> Callable[..., Any]:
     """The checked function for the first calls of a test and a few later ones, else the function
     itself."""
-    test, calls = 0, 0
+    test = 0
+    calls = 0
 
     @wraps(function)
-    def called(*args: Any, **named: Any) -> Any:
+    def often_checked(*args: Any, **named: Any) -> Any:
         nonlocal test, calls
         if test != Test.number:
-            test, calls = Test.number, 0
+            test = Test.number
+            calls = 0
         calls += 1
-        return (checked if calls <= FIRST or not calls % EVERY else function)(*args, **named)
+        if calls <= FIRST or calls % EVERY == 0:
+            return checked(*args, **named)
+        return function(*args, **named)
 
-    return called
+    return often_checked

@@ -19,11 +19,11 @@ V1 = "12:cpu,cpuacct:/docker/c\n7:memory:/docker/c\n0::/\n"
 class Tree:
     """A folder with files as Linux shows control groups."""
 
-    def __init__(self, root: Path, own: str, files: dict[str, str]) -> None:
+    def __init__(self, root: Path, own_groups: str, files: dict[str, str]) -> None:
         self.mounts = root / "cgroup"
-        self.own = root / "own"
+        self.own_groups = root / "own"
         self.mounts.mkdir()
-        self.own.write_text(own)
+        self.own_groups.write_text(own_groups)
         for name, text in files.items():
             path = self.mounts / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,12 +58,12 @@ QUOTAS: list[tuple[str, dict[str, str], float]] = [
 ]
 
 
-@pytest.mark.parametrize(("own", "files", "count"), QUOTAS)
+@pytest.mark.parametrize(("own_groups", "files", "count"), QUOTAS)
 def test_the_tightest_quota_holds(
-    tmp_path: Path, own: str, files: dict[str, str], count: float
+    tmp_path: Path, own_groups: str, files: dict[str, str], count: float
 ) -> None:
-    tree = Tree(tmp_path, own, files)
-    assert cpu_quota(tree.mounts, tree.own) == count
+    tree = Tree(tmp_path, own_groups, files)
+    assert cpu_quota(tree.mounts, tree.own_groups) == count
 
 
 @pytest.mark.parametrize(("quota", "threads"), [(0.5, 1), (1.0, 1), (2.9, 2), (4.0, 4), (99.0, 6)])
@@ -113,12 +113,12 @@ MEMORIES: list[tuple[str, dict[str, str], list[tuple[int, int]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("own", "files", "limits"), MEMORIES)
+@pytest.mark.parametrize(("own_groups", "files", "limits"), MEMORIES)
 def test_memory_of_groups_of_either_version(
-    tmp_path: Path, own: str, files: dict[str, str], limits: list[tuple[int, int]]
+    tmp_path: Path, own_groups: str, files: dict[str, str], limits: list[tuple[int, int]]
 ) -> None:
-    tree = Tree(tmp_path, own, files)
-    assert list(memory_limits(tree.mounts, tree.own)) == limits
+    tree = Tree(tmp_path, own_groups, files)
+    assert list(memory_limits(tree.mounts, tree.own_groups)) == limits
 
 
 def test_this_process_has_groups_that_can_be_read() -> None:

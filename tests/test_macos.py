@@ -28,9 +28,10 @@ def system(**counts: int) -> Any:
     """macOS' C library: the answers of sysctl by name, and an error for others."""
 
     def sysctlbyname(name: bytes, value: Any, size: Any, new: None, length: int) -> int:
-        if (found := counts.get(name.decode().replace(".", "_"))) is None:
+        count = counts.get(name.decode().replace(".", "_"))
+        if count is None:
             return -1
-        value._obj.value = found
+        value._obj.value = count
         return 0
 
     return SimpleNamespace(sysctlbyname=sysctlbyname)
@@ -50,32 +51,32 @@ def test_threads_are_as_many_as_fast_cores(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("mac")
 def test_files_are_flushed_through_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
+    calls: list[object] = []
     monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
-    monkeypatch.setattr(os, "fsync", asked.append)
-    monkeypatch.setattr(fcntl, "fcntl", lambda *words: asked.append(words))
+    monkeypatch.setattr(os, "fsync", calls.append)
+    monkeypatch.setattr(fcntl, "fcntl", lambda file, command: calls.append((file, command)))
     files.sync(7)
-    assert asked == [(7, 51)]
+    assert calls == [(7, 51)]
 
     def unknown(*words: object) -> None:
         raise OSError(45, "Operation not supported")
 
     monkeypatch.setattr(fcntl, "fcntl", unknown)
     files.sync(8)
-    assert asked == [(7, 51), 8]
+    assert calls == [(7, 51), 8]
 
 
 def test_a_run_without_what_only_linux_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     llm = LLM.from_model(tiny_model("llama"), tiny_tokenizer())
     expected = llm.generate("hello", 12, "tokenswift", ignore_eos=True).token_ids
-    asked: list[str] = []
+    missing: list[str] = []  # files of Linux that were looked for
 
     def without(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(path: Any, *words: Any, **named: Any) -> Any:
+        def call(path: Any, *args: Any, **named: Any) -> Any:
             if str(path).startswith(("/proc", "/sys")):
-                asked.append(str(path))
+                missing.append(str(path))
                 raise FileNotFoundError(2, "No such file or directory", str(path))
-            return real(path, *words, **named)
+            return real(path, *args, **named)
 
         return call
 
@@ -92,4 +93,4 @@ def test_a_run_without_what_only_linux_has(monkeypatch: pytest.MonkeyPatch, tmp_
         llm.generate("hello", 12, ignore_eos=True, run_dir=folder)
     stream.close()
     assert resume(folder, llm=llm).token_ids == expected
-    assert asked
+    assert missing

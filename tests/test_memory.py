@@ -79,12 +79,13 @@ def test_refused_with_the_bytes(
             run(PROMPT, new, strategy, options)
         line = str(caught.value)
         assert line.startswith(named), line
-        found = re.search(
+        sizes = re.search(
             r"needs ([\d,]+) bytes of memory, ([\d,]+) bytes are available; valid: ", line
         )
-        assert found, line
-        needed, available = (int(number.replace(",", "")) for number in found.groups())
-        assert needed >= least and needed > available > 0
+        assert sizes, line
+        needed, available = (int(number.replace(",", "")) for number in sizes.groups())
+        assert needed >= least
+        assert needed > available > 0
 
 
 def test_the_reckoning_is_what_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,11 +98,11 @@ def test_the_reckoning_is_what_is_allocated(monkeypatch: pytest.MonkeyPatch) -> 
     for kind in (FullCache, SparseCache):
         before = kind.__init__
 
-        def made(self: Any, *args: Any, before: Any = before, **kwargs: Any) -> None:
+        def allocate(self: Any, *args: Any, before: Any = before, **kwargs: Any) -> None:
             before(self, *args, **kwargs)
             allocated.append(self.data.numel() * self.data.element_size())
 
-        monkeypatch.setattr(kind, "__init__", made)
+        monkeypatch.setattr(kind, "__init__", allocate)
     monkeypatch.setattr(memory, "host_memory", lambda: Memory(exact, exact))
     llm.generate(PROMPT, 20, "tokenswift", options, ignore_eos=True)
     assert sum(allocated) == exact - nodes * VOCAB * 4
@@ -114,24 +115,26 @@ def test_the_reckoning_is_what_is_allocated(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is available, or what the tightest control group leaves; page cache counts as free."""
-    own, groups = tmp_path / "own", tmp_path / "cgroup"
+    own_groups = tmp_path / "own"
+    groups = tmp_path / "cgroup"
     host = SimpleNamespace(available=5000 * 1024, total=8000 * 1024)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: host)
-    assert host_memory(groups, own) == (5000 * 1024, 8000 * 1024)
-    own.write_text("0::/a/b\n")
+    assert host_memory(groups, own_groups) == (5000 * 1024, 8000 * 1024)
+    own_groups.write_text("0::/a/b\n")
     for folder, most in ((groups, None), (groups / "a", "4096000"), (groups / "a" / "b", "max")):
         folder.mkdir(exist_ok=True)
         if most is not None:
             (folder / "memory.max").write_text(f"{most}\n")
             (folder / "memory.current").write_text("3000000\n")
             (folder / "memory.stat").write_text("anon 5\ninactive_file 1000000\n")
-    assert host_memory(groups, own) == (4096000 - 2000000, 4096000)
+    assert host_memory(groups, own_groups) == (4096000 - 2000000, 4096000)
 
 
 def test_an_answer_by_default_takes_a_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     target = llm_of().target
     monkeypatch.setattr(type(target.backend), "memory", lambda self: Memory(0, 16 * 5000 * KV))
-    assert default_length(target, True, 10) == 5000 and default_length(target, False, 10) == 200
+    assert default_length(target, True, 10) == 5000
+    assert default_length(target, False, 10) == 200
     monkeypatch.setattr(type(target.backend), "memory", lambda self: Memory(0, 16 * KV))
     assert default_length(target, True, 10) == 1024
 

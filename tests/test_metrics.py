@@ -13,15 +13,18 @@ def test_figures_from_steps() -> None:
     meter.add(Step((1, 2, 3), drafted=40, accepted=2, ngram_accepted=1, gamma=4))
     meter.add(Step((4,), drafted=40, accepted=0, ngram_accepted=0, gamma=4))
     meter.add(Step((5, 6), drafted=3, accepted=1, ngram_accepted=0, gamma=2))
-    meter.phase("prefill").seconds, meter.phase("verify").seconds = 0.5, 3.0
+    meter.phase("prefill").seconds = 0.5
+    meter.phase("verify").seconds = 3.0
     figures = meter.finish([1, 2, 3, 4, 5, 6], draft_passes=2)
-    assert figures.steps == 3 and figures.draft_passes == 2
+    assert figures.steps == 3
+    assert figures.draft_passes == 2
     assert figures.acceptance_rate == pytest.approx(3 / 10)
     assert figures.ngram_acceptance_rate == pytest.approx(1 / 10)
     assert figures.mean_acceptance_length == pytest.approx(2.0)
     assert figures.node_acceptance_rate == pytest.approx(3 / 83)
     assert figures.tokens_per_second == pytest.approx(2.0)
-    assert figures.seconds == 3.0 and figures.prefill_seconds == 0.5
+    assert figures.seconds == 3.0
+    assert figures.prefill_seconds == 0.5
     assert figures.distinct == (1.0, 1.0, 1.0, 1.0)
 
 
@@ -34,7 +37,8 @@ def test_phases_add_up_and_keep_the_prefill_apart(monkeypatch) -> None:
             pass
     figures = meter.finish([1, 2, 3, 4, 5, 6, 7])
     assert figures.phases == {"draft": 3.0, "verify": 0.5}
-    assert figures.prefill_seconds == 5.0 and figures.seconds == 3.5
+    assert figures.prefill_seconds == 5.0
+    assert figures.seconds == 3.5
     assert figures.tokens_per_second == 2.0
 
 

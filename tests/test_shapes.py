@@ -35,4 +35,5 @@ def test_dataclasses_and_results_are_checked_too() -> None:
     with pytest.raises(BeartypeCallHintViolation):
         Rotary(torch.zeros(2, dtype=torch.long), 1.0, None, None)
     assert ancestor_mask([-1, 0]).shape == (2, 2)
-    assert hasattr(ancestor_mask, "__wrapped__") and not hasattr(check_tree, "__wrapped__")
+    assert hasattr(ancestor_mask, "__wrapped__")
+    assert not hasattr(check_tree, "__wrapped__")

@@ -12,5 +12,5 @@ def test_every_package_has_a_sentence() -> None:
     page = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
     named = re.findall(r"^\| `(\w+)/` \|", page, re.MULTILINE)
     folders = [path for path in (ROOT / "src" / "tokenswift").iterdir() if path.is_dir()]
-    kept = [path.name for path in folders if any(inner.is_file() for inner in path.iterdir())]
-    assert sorted(named) == sorted(name for name in kept if name != "__pycache__")
+    packages = [path.name for path in folders if any(inner.is_file() for inner in path.iterdir())]
+    assert sorted(named) == sorted(name for name in packages if name != "__pycache__")

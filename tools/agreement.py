@@ -28,7 +28,7 @@ from tokenswift.speculation.heads.files import read_heads
 from tokenswift.train.distillation import FrozenBase, Student
 from tokenswift.train.eagle import EagleStudent
 from tokenswift.train.heads import HeadsStudent
-from tokenswift.train.states import HiddenStore, held_out
+from tokenswift.train.store import HiddenStore, held_out
 
 WARMTH, DEPTHS, SHARE = 0.7, 3, 0.06  # SHARE: what training held out
 MARK = 3  # tokens that end a prompt: where the answer begins

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,8 @@ from tests.planted import (
 from tests.tiny import PLAIN, VOCAB, tiny_model
 from tokenswift import LLM
 from tokenswift.audit.logits import LogitError, logit_error
+from tokenswift.kv.cache import FullCache
+from tokenswift.kv.passes import Pass
 
 LONG = torch.randint(2, VOCAB, (80,), generator=torch.Generator().manual_seed(7)).tolist()
 
@@ -43,7 +45,9 @@ def error_of(llm: LLM, prompt: list[int] = LONG) -> LogitError:
 @pytest.mark.parametrize("family", families())
 def test_families_are_sound(family: str, dtype: torch.dtype) -> None:
     error = error_of(LLM.from_model(cast(tiny_model(family), dtype)))
-    assert error.sound and error.positions == 24 and 0 < error.one_row[1] <= error.one_row[0], error
+    assert error.sound, error
+    assert error.positions == 24
+    assert 0 < error.one_row[1] <= error.one_row[0], error
 
 
 DEFECTS: dict[str, Callable[[Any], LLM]] = {
@@ -87,23 +91,34 @@ def test_the_toy_sees_chunks_and_windows(
 
 def test_trees_at_wrong_positions_are_not_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM.from_model(tiny_model("llama"))
-    tokens, real = written(llm, LONG), llm.target.forward
+    tokens = written(llm, LONG)
+    real = llm.target.forward
 
-    def late(tokens: Any, positions: Any, cache: Any, parents: Any = None) -> Any:
+    def late(
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        cache: FullCache,
+        parents: Sequence[int] | None = None,
+    ) -> Pass:
         off = 3 if parents is not None and len(tokens) > 1 else 0
         return real(tokens, positions + off, cache, parents)
 
     monkeypatch.setattr(llm.target, "forward", late)
     error = logit_error(llm, LONG, tokens)
-    assert not error.sound and error.error > error.allowed[0] > error.one_row[0]
+    assert not error.sound
+    assert error.error > error.allowed[0]
+    assert error.one_row[0] < error.allowed[0]
 
 
 def test_not_a_number_is_not_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM.from_model(tiny_model("llama"))
-    tokens, real = written(llm, LONG), llm.target.logits
+    tokens = written(llm, LONG)
+    real = llm.target.logits
     monkeypatch.setattr(llm.target, "logits", lambda hidden: real(hidden) * math.nan)
     error = logit_error(llm, LONG, tokens)
-    assert not error.sound and error.error == error.tree[0] == math.inf
+    assert not error.sound
+    assert error.error == math.inf
+    assert error.tree[0] == math.inf
 
 
 def test_rows_of_a_padded_vocabulary_are_left_aside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +144,7 @@ def test_int8_has_a_bound_of_its_own(how: dict[str, Any], tmp_path: Path) -> Non
     llm = LLM(tmp_path / "small.gguf", **how)
     prompt = LONG * 5  # more than a chunk of keys
     error = error_of(llm, prompt)
-    assert error.sound and error.error == 0, error
+    assert error.sound, error
+    assert error.error == 0
     other = prefilled(llm, lambda real, tokens, cache: real([7] * len(tokens), cache))
     assert not error_of(other, prompt).sound

@@ -111,7 +111,7 @@ def test_a_setting_of_a_gguf_file_is_left_aside_alone(
     tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = {"general.sampling.temp": 0.6, "general.sampling.penalty_repeat": 0.5}
-    write(tmp_path / "m.gguf", small(), said=said)
+    write(tmp_path / "m.gguf", small(), fields=said)
     with caplog.at_level(logging.WARNING, "tokenswift"), LLM(tmp_path / "m.gguf") as llm:
         assert llm.default_sampling(HELLO) == SamplingParams(**{**NEUTRAL, "temperature": 0.6})
     assert "is ignored: repetition_penalty is 0.5; valid: at least 1" in caplog.text
@@ -124,7 +124,7 @@ def test_what_a_gguf_file_names(tmp_path: Path, own_cache: Path) -> None:
         "general.sampling.top_k": 20,
         "general.sampling.penalty_repeat": 1.05,
     }
-    write(tmp_path / "m.gguf", small(), said=said)
+    write(tmp_path / "m.gguf", small(), fields=said)
     with LLM(tmp_path / "m.gguf") as llm:
         assert isinstance(llm.source, FromFiles)
         assert llm.default_sampling(HELLO) == OWN and llm.default_sampling("Hi") == CONTINUED

@@ -138,10 +138,10 @@ def test_olmo_3_as_llama_cpp_writes_it(tmp_path: Path) -> None:
     said = {"type": "yarn", "factor": 8.0, "attn_factor": 1.3, "original_context_length": 64}
     said = {f"olmo2.rope.scaling.{key}": value for key, value in said.items()}
     said["olmo2.attention.sliding_window_pattern"] = [True, True, True, False]
-    write(tmp_path / "model.gguf", model, said=said)
+    write(tmp_path / "model.gguf", model, fields=said)
     llm = opened(tmp_path / "model.gguf")
     assert far(lean_logits(llm), logits(model)) < 1e-5
-    write(tmp_path / "other.gguf", model, said={**said, "olmo2.rope.scaling.attn_factor": 1.0})
+    write(tmp_path / "other.gguf", model, fields={**said, "olmo2.rope.scaling.attn_factor": 1.0})
     assert far(lean_logits(opened(tmp_path / "other.gguf")), logits(model)) > 1e-3
 
 
@@ -204,7 +204,7 @@ def test_positions_are_those_of_the_config(kind: str, tmp_path: Path) -> None:
     write(
         tmp_path / "model.gguf",
         model,
-        said={f"llama.rope.scaling.{key}": v for key, v in said.items()},
+        fields={f"llama.rope.scaling.{key}": v for key, v in said.items()},
     )
     found = config_of(GgufFile(tmp_path / "model.gguf"))
     assert found.rope_parameters == model.config.rope_parameters
@@ -230,7 +230,7 @@ def test_a_factor_of_positions_counts_once(
     rope = {"rope_type": kind, **POSITIONS[kind], "rope_theta": 500000.0}
     model = small(rope_parameters=rope, max_position_embeddings=1024)
     keys = {f"llama.rope.scaling.{key}": value for key, value in said.items()}
-    write(tmp_path / "model.gguf", model, said=keys)
+    write(tmp_path / "model.gguf", model, fields=keys)
     expected = 1024 if kind == "llama3" else limit
     assert rotary_of_config(config_of(GgufFile(tmp_path / "model.gguf"))).limit == expected
 
@@ -453,7 +453,7 @@ def refused(path: Path, **options: Any) -> str:
     ],
 )
 def test_what_a_file_lacks(said: dict[str, Any], words: str, tmp_path: Path) -> None:
-    write(tmp_path / "model.gguf", small(), said=said)
+    write(tmp_path / "model.gguf", small(), fields=said)
     assert words in refused(tmp_path / "model.gguf")
 
 

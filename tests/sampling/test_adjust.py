@@ -43,28 +43,34 @@ def texts_of(rnd: random.Random) -> tuple[list[int], list[list[int]]]:
     return history, [[rnd.choice(few) for _ in range(n)] for n in (0, 1, 2, 7)]
 
 
+def lengths(text: list[int], breakers: tuple[int, ...]) -> dict[int, int]:
+    """The longest repetition that each token would lengthen, place by place."""
+    longest: dict[int, int] = {}
+    for end in range(1, len(text)):
+        n = 0
+        while n < end and text[end - 1 - n] == text[-1 - n] and text[-1 - n] not in breakers:
+            n += 1
+        if text[end] not in breakers:
+            longest[text[end]] = max(longest.get(text[end], 0), n)
+    return longest
+
+
 def losses(text: list[int], position: int, p: SamplingParams, rules: TextRules) -> dict[int, float]:
     """What each token loses, by the definitions, place by place."""
     lost: dict[int, float] = {}
-    window = [t for i, t in enumerate(text) if i >= max(rules.start, position - p.penalty_window)]
+    window = text[max(rules.start, position - p.penalty_window) :]
     for token in set(window):
         lost[token] = p.presence_penalty + p.frequency_penalty * window.count(token)
-    seen = text if p.dry_range < 0 else text[-p.dry_range :]
-    longest: dict[int, int] = {}
-    for end in range(1, len(seen) if p.dry_multiplier and position == len(text) else 0):
-        n = 0
-        while n < end and seen[end - 1 - n] == seen[-1 - n] and seen[-1 - n] not in rules.breakers:
-            n += 1
-        if seen[end] not in rules.breakers:
-            longest[seen[end]] = max(longest.get(seen[end], 0), n)
-    for token, n in longest.items():
-        if n >= p.dry_allowed_length:
-            more = p.dry_multiplier * p.dry_base ** (n - p.dry_allowed_length)
-            lost[token] = lost.get(token, 0.0) + more
+    if p.dry_multiplier and position == len(text):
+        newest = text if p.dry_range < 0 else text[-p.dry_range :]
+        for token, n in lengths(newest, rules.breakers).items():
+            if n >= p.dry_allowed_length:
+                loss = p.dry_multiplier * p.dry_base ** (n - p.dry_allowed_length)
+                lost[token] = lost.get(token, 0.0) + loss
     for word in rules.words:
-        begun, last = list(word[:-1]), word[-1]
-        if not begun or (position == len(text) and text[len(text) - len(begun) :] == begun):
-            lost[last] = float("inf")
+        begin = list(word[:-1])
+        if not begin or (position == len(text) and text[len(text) - len(begin) :] == begin):
+            lost[word[-1]] = float("inf")
     if position - rules.start < p.min_tokens:
         lost |= dict.fromkeys(rules.ends, float("inf"))
     for token, bias in p.biases:
@@ -75,7 +81,8 @@ def losses(text: list[int], position: int, p: SamplingParams, rules: TextRules) 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_what_tokens_lose(setting: str) -> None:
     """Each processor alone, row by row, gaps before the position included."""
-    rnd, moved = random.Random(setting), 0
+    rnd = random.Random(setting)
+    moved = 0
     params = SamplingParams(**OFF | SETTINGS[setting])
     for _ in range(12):
         history, paths = texts_of(rnd)
@@ -106,13 +113,14 @@ def test_ends_that_the_model_does_not_have_are_left_out() -> None:
 
 def test_settings_by_name() -> None:
     """Fields that are off are not named, the others come back."""
-    usual = settings_of(SamplingParams())
-    assert not usual.keys() & {*ADJUSTING} and SamplingParams(**usual) == SamplingParams()
+    defaults = settings_of(SamplingParams())
+    assert not defaults.keys() & {*ADJUSTING}
+    assert SamplingParams(**defaults) == SamplingParams()
     params = SamplingParams(**ALL, dry_breakers=["\n", [4]])
     assert SamplingParams(**settings_of(params)) == params
 
 
-BAD: list[tuple[str, Any]] = [
+BAD: list[tuple[str, object]] = [
     ("presence_penalty", 2.1),
     ("frequency_penalty", "much"),
     ("dry_multiplier", -1),
@@ -130,7 +138,7 @@ BAD: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), BAD)
-def test_bad_values_are_named(name: str, value: Any) -> None:
+def test_bad_values_are_named(name: str, value: object) -> None:
     with pytest.raises(InputError, match=f"^{name} (is|holds) .*valid: "):
         SamplingParams(**{name: value})
 

@@ -3,6 +3,7 @@ processors."""
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -63,85 +64,109 @@ def test_same_candidates_as_torch(kernels: CpuBackend, setting: str, limited: bo
                 row[torch.tensor([*history, *path])] += 4  # what the penalty moves decides
             rows = logits if subset is None else logits[:, subset.ids].contiguous()
             for noise in (0.0, 0.5, 1.0):
-                asked = LogitRows(rows, history, paths, positions, widths, noise, subset)
-                for ours, theirs in zip(
-                    native.candidates(asked), plain.candidates(asked), strict=True
-                ):
-                    assert ours.tokens == theirs.tokens and ours.values == theirs.values
+                batch = LogitRows(rows, history, paths, positions, widths, noise, subset)
+                expected = plain.candidates(batch)
+                for ours, theirs in zip(native.candidates(batch), expected, strict=True):
+                    assert ours.tokens == theirs.tokens
+                    assert ours.values == theirs.values
                     assert ours.probs == pytest.approx(theirs.probs, rel=1e-4)
             if subset is None:
                 assert native.choose(logits, history, paths) == plain.choose(logits, history, paths)
             history += paths[step][:2]
 
 
-def test_masked_in_c_as_in_torch(kernels: CpuBackend) -> None:
+WIDTH = 1003  # not a multiple of a word's 32 bits
+
+
+def words_of(allowed: torch.Tensor) -> torch.Tensor:
+    """Rows of truth values as bit masks."""
+    bits = F.pad(allowed, (0, -allowed.shape[1] % 32)).view(len(allowed), -1, 32)
+    return (bits * (1 << torch.arange(32))).sum(-1).to(torch.int32)
+
+
+def masked_rows(seed: int, share: float, subset: Subset | None) -> tuple[LogitRows, LogitRows]:
+    """Four rows, all but the first with masks that allow a share of the tokens, and the same rows
+    without masks, whose other logits are -inf."""
+    logits = torch.randn(4, WIDTH) * 4
+    allowed = torch.rand(4, WIDTH) < share
+    allowed[:, [WIDTH - 1, subset.ids[7] if subset else 7]] = True
+    if subset:
+        allowed[2, subset.ids] = False
+    if seed > 5:
+        logits[3, ~allowed[3]] = torch.nan  # logits of tokens that may not come are not read
+    words = words_of(allowed)[1:]
+    assert torch.equal(allowed_tokens(words, WIDTH), allowed[1:])
+    hidden = logits.where(allowed, -torch.inf)
+    hidden[0] = logits[0]
+    if subset:
+        hidden[2] = logits[2]
+    columns = slice(None) if subset is None else subset.ids
+    rows = LogitRows(
+        logits=logits[:, columns].contiguous(),
+        history=[1, 2, 3],
+        paths=[[], [4], [5, 6], [7]],
+        positions=[3, 4, 5, 4],
+        widths=[40] * 4,
+        noise=1.0,
+        subset=subset,
+        masks=[None, *words],
+    )
+    return rows, replace(rows, logits=hidden[:, columns].contiguous(), masks=())
+
+
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("seed", range(0, 12, 2))
+def test_masked_in_c_as_in_torch(kernels: CpuBackend, seed: int, limited: bool) -> None:
     """Masks come first: what they leave is ranked as if the rest had never had a finite score, and
     a row in whose subset nothing is allowed is ranked as it is."""
-    width, rnd = 1003, random.Random(5)  # no whole number of words
-    for seed, limited in enumerate((False, True) * 6):
-        torch.manual_seed(seed)
-        params = replace(
-            rnd.choice([one for one in SETTINGS.values() if not one.adjusts]), seed=seed
-        )
-        plain, native = (
-            Sampler(params, width),
-            Sampler(params, width, "cpu", kernels.ranker(params)),
-        )
-        subset = Subset(torch.randperm(width)[:300], width) if limited else None
-        logits = torch.randn(4, width) * 4
-        allowed = torch.rand(4, width) < rnd.choice([0.003, 0.5, 0.97])
-        allowed[:, [width - 1, subset.ids[7] if subset else 7]] = True
-        if subset:
-            allowed[2, subset.ids] = False
-        if seed > 5:
-            logits[3, ~allowed[3]] = torch.nan  # of what may not come nothing is read
-        words = F.pad(allowed, (0, -width % 32)).view(4, -1, 32) * (1 << torch.arange(32))
-        masks = [None, *words.sum(-1).to(torch.int32)[1:]]
-        assert torch.equal(allowed_tokens(torch.stack(masks[1:]), width), allowed[1:])
-        hidden = logits.where(allowed, -torch.inf)
-        hidden[0] = logits[0]
-        columns = slice(None) if subset is None else subset.ids
-        if subset:
-            hidden[2] = logits[2]
-        asked = LogitRows(
-            logits[:, columns].contiguous(),
-            [1, 2, 3],
-            [[], [4], [5, 6], [7]],
-            [3, 4, 5, 4],
-            [40] * 4,
-            True,
-            subset,
-            masks=masks,
-        )
-        wanted = replace(asked, logits=hidden[:, columns].contiguous(), masks=())
-        expected = native.candidates(wanted)
-        for sampler in (native, plain):
-            for ours, theirs in zip(sampler.candidates(asked), expected, strict=True):
-                assert (ours.tokens, ours.values) == (theirs.tokens, theirs.values)
-            for row, theirs in enumerate(expected):
-                assert [one.values for one in sampler.candidates(asked.one(row))] == [theirs.values]
+    rnd = random.Random(seed)
+    torch.manual_seed(seed + limited)
+    params = rnd.choice([params for params in SETTINGS.values() if not params.adjusts])
+    params = replace(params, seed=seed)
+    plain = Sampler(params, WIDTH)
+    native = Sampler(params, WIDTH, "cpu", kernels.ranker(params))
+    subset = Subset(torch.randperm(WIDTH)[:300], WIDTH) if limited else None
+    rows, unmasked = masked_rows(seed, rnd.choice([0.003, 0.5, 0.97]), subset)
+    expected = native.candidates(unmasked)
+    for sampler in (native, plain):
+        for ours, theirs in zip(sampler.candidates(rows), expected, strict=True):
+            assert ours.tokens == theirs.tokens
+            assert ours.values == theirs.values
+        for row, theirs in enumerate(expected):
+            (alone,) = sampler.candidates(rows.one(row))
+            assert alone.values == theirs.values
+
+
+def test_subsets_and_masks_of_another_vocabulary_are_refused(kernels: CpuBackend) -> None:
     with pytest.raises(InputError, match="token id is 300; valid: 0 to 299"):
         Subset(torch.tensor([5, 300]), 300)
+    rows, _ = masked_rows(0, 0.5, None)
+    native = Sampler(SamplingParams(), WIDTH, "cpu", kernels.ranker(SamplingParams()))
     words = torch.zeros(31, dtype=torch.int32)
     with pytest.raises(ValueError, match=r"a mask is torch.int32 of shape \(31,\)"):
-        native.candidates(replace(asked, masks=[words] * 4))
+        native.candidates(replace(rows, masks=[words] * 4))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), "all -inf"])
+@pytest.mark.parametrize(
+    ("value", "columns", "fault"),
+    [
+        (math.nan, slice(V - 1, V), "NaN"),
+        (math.inf, slice(V - 1, V), "no finite maximum"),
+        (-math.inf, slice(None), "no finite maximum"),
+    ],
+    ids=["nan", "inf", "all -inf"],
+)
 @pytest.mark.parametrize("setting", ["paper", "greedy", "nothing", "top-p", "eta"])
-def test_bad_logits_are_refused(kernels: CpuBackend, setting: str, bad: Any) -> None:
+def test_bad_logits_are_refused(
+    kernels: CpuBackend, setting: str, value: float, columns: slice, fault: str
+) -> None:
     params = SETTINGS[setting]
     logits = torch.randn(2, V)
-    logits[1, V - 1 if bad != "all -inf" else slice(None)] = (
-        -torch.inf if bad == "all -inf" else bad
-    )
+    logits[1, columns] = value
+    line = rf"position 2 hold {fault}; no token can be chosen \(try dtype float32\)(\n|$)"
     for ranker in (kernels.ranker(params), None):
         sampler = Sampler(params, V, "cpu", ranker)
-        what = "NaN" if str(bad) == "nan" else "no finite maximum"
-        with pytest.raises(
-            RunError,
-            match=rf"position 2 hold {what}; no token can be chosen \(try dtype float32\)(\n|$)",
-        ):
+        with pytest.raises(RunError, match=line):
             sampler.choose(logits, [1], [[], [4]])
         assert len(sampler.choose(logits[:1], [1], [[]])) == 1
 
@@ -159,14 +184,17 @@ def test_shares_of_the_largest_logits(kernels: CpuBackend, greedy: bool) -> None
 @pytest.mark.parametrize("size", [3, 40, 512, 1000, 4096])
 def test_the_best_tokens_of_rows(kernels: CpuBackend, size: int) -> None:
     logits = torch.randn(4, size, generator=torch.Generator().manual_seed(size))
-    logits[1, size // 2], logits[2] = torch.nan, -torch.inf
+    logits[1, size // 2] = torch.nan
+    logits[2] = -torch.inf
     best = logits.nan_to_num(-torch.inf, neginf=-torch.inf).topk(min(5, size))
     for ranker, rows in (
         (kernels.ranker(SamplingParams()), range(4)),
         (None, (0, 3)),
     ):  # torch puts NaN first
-        found = Sampler(SamplingParams(), size, "cpu", ranker).best(logits, 5)
+        ranked = Sampler(SamplingParams(), size, "cpu", ranker).best(logits, 5)
         for row in rows:
-            real = best.values[row] > -torch.inf
-            values, tokens = (part[row][real].tolist() for part in best)
-            assert [part[: len(tokens)] for part in found[row]] == [tokens, values]
+            is_finite = best.values[row] > -torch.inf
+            tokens, values = ranked[row]
+            expected = best.indices[row][is_finite].tolist()
+            assert tokens[: len(expected)] == expected
+            assert values[: len(expected)] == best.values[row][is_finite].tolist()

@@ -23,8 +23,8 @@ from tokenswift.sampling.masks import NoMask
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM.from_model(byte_model(), tiny_tokenizer(), heads=None) as made:
-        yield made
+    with LLM.from_model(byte_model(), tiny_tokenizer(), heads=None) as opened:
+        yield opened
 
 
 DEEP = json.loads("{}")
@@ -68,7 +68,10 @@ def test_grammars_that_are_refused(llm: LLM, make: Any, says: str) -> None:
     with pytest.raises(InputError) as caught:
         llm.generate("abc", 5, grammar=make())
     line = str(caught.value)
-    assert says in line and "valid: " in line and "\n" not in line and len(line) < 420, line
+    assert says in line
+    assert "valid: " in line
+    assert "\n" not in line
+    assert len(line) < 420, line
     assert caught.value.field in ("grammar", "grammar.kind")
 
 
@@ -169,7 +172,8 @@ def test_tokens_in_a_grammar(token: str) -> None:
 
 
 def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:
-    regex, published = Grammar.regex("a+"), {"tree": (1, 2), "acceptance": "published"}
+    regex = Grammar.regex("a+")
+    published = {"tree": (1, 2), "acceptance": "published"}
     calls: list[tuple[dict[str, Any], str]] = [
         ({"strategy": "tokenswift", "strategy_options": published}, "acceptance is published"),
         ({"ignore_eos": True}, "ignore_eos is True beside a grammar"),
@@ -184,9 +188,9 @@ def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:
             "is {'type': 'json_schema'}",
         ),
     ]
-    for given, says in calls:
+    for options, says in calls:
         with pytest.raises(InputError, match=re.escape(says)):
-            llm.generate("a", 5, **{"grammar": regex, **given})
+            llm.generate("a", 5, **{"grammar": regex, **options})
     with (
         LLM.from_model(byte_model(), None, heads=None) as bare,
         pytest.raises(InputError, match="tokenizer"),

@@ -30,7 +30,8 @@ def reason_not_held(schema: Schema) -> str | None:
 
 def is_written(grammar: Grammar, text: str) -> bool:
     """Whether the masks let a text through, token by token, up to its end."""
-    masks, history = masks_of(grammar), list[int]()
+    masks = masks_of(grammar)
+    history: list[int] = []
     for token in [*ids_of(text), END]:
         allowed = allowed_by(masks, history, [])
         if allowed is None or not allowed[token]:
@@ -122,8 +123,8 @@ def test_a_number_that_cannot_end_is_said_to_be_too_long() -> None:
     ],
 )
 def test_times_end(form: str, accepted: list[str], refused: list[str]) -> None:
-    quoted = [[f'"{text}"' for text in texts] for texts in (accepted, refused)]
-    check({"type": "string", "format": form}, *quoted)
+    schema = {"type": "string", "format": form}
+    check(schema, [f'"{text}"' for text in accepted], [f'"{text}"' for text in refused])
 
 
 # ---- formats and names ---------------------------------------------------------------------------
@@ -242,8 +243,8 @@ def test_names_that_cannot_be_held_are_refused(rule: object) -> None:
     ],
 )
 def test_large_limits_hold(rule: dict[str, int], accepted: list[int], refused: list[int]) -> None:
-    texts = [[str(number) for number in numbers] for numbers in (accepted, refused)]
-    check({"type": "integer", **rule}, *texts)
+    schema = {"type": "integer", **rule}
+    check(schema, [str(number) for number in accepted], [str(number) for number in refused])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, InputError, Logprob, SamplingParams
 from tokenswift.sampling.filters import processed, repetition_penalty
 
-PROMPT, NEW, TOP = [5, 9, 5, 9, 30, 5, 9], 60, 4
+PROMPT = [5, 9, 5, 9, 30, 5, 9]
+NEW = 60
+TOP = 4
 TREE: dict[str, Any] = {"tree": (3, 3), "draft": "partial", "budget": 24}
 PARAMS = {
     "plain": SamplingParams(seed=3),
@@ -30,26 +32,24 @@ def llm() -> LLM:
     return LLM.from_model(tiny_model("llama"), heads=random_heads("linear", 48, VOCAB))
 
 
-def wanted(llm: LLM, tokens: list[int], params: SamplingParams) -> list[Logprob]:
+def reference(tokens: list[int], params: SamplingParams) -> list[Logprob]:
     """By transformers' own forward, a row for each token."""
-    known = torch.tensor([PROMPT + tokens])
+    text = torch.tensor([PROMPT + tokens])
     with torch.no_grad():
-        logits = tiny_model("llama")(known).logits[0].float()
-    made: list[Logprob] = []
-    for at, token in enumerate(tokens, len(PROMPT)):
-        row = logits[at - 1 : at]
+        logits = tiny_model("llama")(text).logits[0].float()
+    records: list[Logprob] = []
+    for position, token in enumerate(tokens, len(PROMPT)):
+        row = logits[position - 1 : position]
         if params.window:
-            row = repetition_penalty(
-                row, known[:, max(0, at - params.window) : at], params.repetition_penalty
-            )
+            window = text[:, max(0, position - params.window) : position]
+            row = repetition_penalty(row, window, params.repetition_penalty)
         row = processed(row, params).log_softmax(-1)[0]
         best = row.topk(TOP)
-        top = [(i, v) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        likeliest = tuple(pair for pair in pairs if pair[1] > -torch.inf)
         rank = 1 + int((row > row[token]).sum())
-        made.append(
-            Logprob(row[token].item(), tuple((i, v) for i, v in top if v > -torch.inf), rank)
-        )
-    return made
+        records.append(Logprob(row[token].item(), likeliest, rank))
+    return records
 
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
@@ -59,30 +59,32 @@ def test_logprobs(llm: LLM, params: SamplingParams) -> None:
     plain = llm.generate(PROMPT, NEW, "autoregressive", **options)
     drafted = llm.generate(PROMPT, NEW, "tokenswift", TREE, **options)
     assert drafted.metrics.steps < NEW  # or every token is its step's first
-    assert drafted.token_ids == plain.token_ids and drafted.logprobs == plain.logprobs
-    right = wanted(llm, plain.token_ids, params)
-    for found, due in zip(plain.logprobs, right, strict=True):
-        assert [token for token, _ in found.top] == [
-            token for token, _ in due.top
-        ] and found.rank == due.rank
-        values = [found.logprob, *(value for _, value in found.top)]
-        assert values == pytest.approx([due.logprob, *(value for _, value in due.top)], abs=1e-4)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.logprobs == plain.logprobs
+    for record, expected in zip(plain.logprobs, reference(plain.token_ids, params), strict=True):
+        assert [token for token, _ in record.top] == [token for token, _ in expected.top]
+        assert record.rank == expected.rank
+        assert record.logprob == pytest.approx(expected.logprob, abs=1e-4)
+        values = [value for _, value in record.top]
+        assert values == pytest.approx([value for _, value in expected.top], abs=1e-4)
     if params.greedy:
-        assert all(found.top[0][1] == found.logprob for found in plain.logprobs)
+        assert all(record.top[0][1] == record.logprob for record in plain.logprobs)
     if params.top_k:
-        assert all(len(found.top) == params.top_k for found in plain.logprobs)
+        assert all(len(record.top) == params.top_k for record in plain.logprobs)
 
 
 def test_a_cut_text_has_as_many_as_tokens(tiny_folder: Callable[..., Path]) -> None:
     llm = LLM(tiny_folder(), heads="none")
-    whole = llm.generate(PROMPT, NEW, seed=3, ignore_eos=True, logprobs=0)
-    assert len(whole.logprobs) == NEW and not any(one.top for one in whole.logprobs)
-    stop = whole.text[11:13]
+    full = llm.generate(PROMPT, NEW, seed=3, ignore_eos=True, logprobs=0)
+    assert len(full.logprobs) == NEW
+    assert not any(record.top for record in full.logprobs)
+    stop = full.text[11:13]
     cut = llm.generate(PROMPT, NEW, seed=3, ignore_eos=True, logprobs=0, stop=stop)
-    assert cut.logprobs == whole.logprobs[: len(cut.token_ids)] and len(cut.token_ids) < NEW
+    assert len(cut.token_ids) < NEW
+    assert cut.logprobs == full.logprobs[: len(cut.token_ids)]
     assert llm.generate(PROMPT, 5, seed=3).logprobs == []
     steps = llm.stream(PROMPT, NEW, seed=3, ignore_eos=True, logprobs=0)
-    assert [one for step in steps for one in step.logprobs] == whole.logprobs
+    assert [record for step in steps for record in step.logprobs] == full.logprobs
 
 
 def test_bad_counts(llm: LLM) -> None:

@@ -42,20 +42,27 @@ def test_bits_are_splitmix64_in_exact_arithmetic(seed: int, position: int, ids: 
     """The tensor arithmetic (signed, wrapping, arithmetic shifts) equals unsigned big integers."""
     key = position_key(seed, position)
     exact = [mix64(key + token * 0x9E3779B97F4A7C15) for token in ids]
-    got = noise_bits(seed, position, torch.tensor(ids)).tolist()
-    assert [word % 2**64 for word in got] == exact
+    words = noise_bits(seed, position, torch.tensor(ids)).tolist()
+    assert [word % 2**64 for word in words] == exact
 
 
 def test_a_few_tokens_have_the_noise_of_all() -> None:
-    all_of_them, ids = Noise(7, 500).at(11), torch.tensor([499, 3])
-    assert torch.equal(gumbels_of(7, 11, ids), all_of_them[ids])
-    assert [gumbel(position_key(7, 11), token) for token in (499, 3)] == pytest.approx(
-        all_of_them[ids].tolist()
-    )
-    found = [gumbel(0, 0), gumbels_(torch.zeros(1, dtype=torch.int64)).item()]
-    assert found == pytest.approx([54 * math.log(2)] * 2)  # the largest: no bit is set
-    # one of which all bits are set
-    assert gumbel(0xCF9A04AFFA6BADC0, 0) == gumbels_(torch.tensor([-1])).item() == -math.inf
+    ids = [499, 3]
+    noise = Noise(7, 500).at(11)[ids]
+    key = position_key(7, 11)
+    assert torch.equal(gumbels_of(7, 11, torch.tensor(ids)), noise)
+    assert [gumbel(key, token) for token in ids] == pytest.approx(noise.tolist())
+
+
+def test_the_largest_noise_has_no_bit_set() -> None:
+    largest = pytest.approx(54 * math.log(2))
+    assert gumbel(0, 0) == largest
+    assert gumbels_(torch.zeros(1, dtype=torch.int64)).item() == largest
+
+
+def test_noise_of_which_all_bits_are_set_never_wins() -> None:
+    assert gumbel(0xCF9A04AFFA6BADC0, 0) == -math.inf
+    assert gumbels_(torch.tensor([-1])).item() == -math.inf
 
 
 def test_distribution_of_the_values() -> None:
@@ -75,7 +82,8 @@ def test_neighbours_are_independent(axis: str) -> None:
     uniform = torch.exp(-torch.exp(-table.double())) - 0.5
     for values in (uniform, uniform**2 - 1 / 12):
         for lag in (1, 2, 3, 4):
-            a, b = values[:-lag].flatten(), values[lag:].flatten()
+            a = values[:-lag].flatten()
+            b = values[lag:].flatten()
             correlation = float((a * b).mean() / values.var())
             assert abs(correlation) < 4.5 / math.sqrt(a.numel()), (axis, lag)
 
@@ -93,7 +101,9 @@ def test_winner_is_uniform_over_the_tokens() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_same_integers_and_values_on_cuda() -> None:
     tokens = torch.arange(BIG)
-    there = noise_bits(7, 123_456, tokens.cuda()).cpu()
-    assert torch.equal(there, noise_bits(7, 123_456, tokens))
-    a, b = Noise(7, BIG).at(5), Noise(7, BIG, "cuda").at(5).cpu()
-    assert (a != b).sum() <= 5 and torch.allclose(a, b, rtol=3e-7, atol=3e-7)
+    on_cuda = noise_bits(7, 123_456, tokens.cuda()).cpu()
+    assert torch.equal(on_cuda, noise_bits(7, 123_456, tokens))
+    expected = Noise(7, BIG).at(5)
+    noise = Noise(7, BIG, "cuda").at(5).cpu()
+    assert (noise != expected).sum() <= 5
+    assert torch.allclose(noise, expected, rtol=3e-7, atol=3e-7)

@@ -73,16 +73,18 @@ def test_processors_in_sequence_equal_transformers() -> None:
         "min_p": 0.08,
         "eta_cutoff": 0.06,
     }
-    params, off = SamplingParams(**used, repetition_penalty=1.3), dict.fromkeys(used, 0)
+    params = SamplingParams(**used, repetition_penalty=1.3)
+    off = dict.fromkeys(used, 0)
     off |= {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}
-    filters = (
-        TemperatureLogitsWarper(1.5),
-        TopKLogitsWarper(60),
-        TopPLogitsWarper(0.95),
-        MinPLogitsWarper(0.08),
-    )
     chain = LogitsProcessorList(
-        [RepetitionPenaltyLogitsProcessor(1.3), *filters, EtaLogitsWarper(0.06)]
+        [
+            RepetitionPenaltyLogitsProcessor(1.3),
+            TemperatureLogitsWarper(1.5),
+            TopKLogitsWarper(60),
+            TopPLogitsWarper(0.95),
+            MinPLogitsWarper(0.08),
+            EtaLogitsWarper(0.06),
+        ]
     )
     matters = set()
     for seed in range(30):
@@ -91,9 +93,8 @@ def test_processors_in_sequence_equal_transformers() -> None:
         ours = Sampler(params, 500).scores(rows, history.tolist(), [[]])
         same(ours, chain(history[None], rows))  # type: ignore[arg-type]
         for name, value in off.items():
-            without = Sampler(replace(params, **{name: value}), 500).scores(
-                rows, history.tolist(), [[]]
-            )
+            sampler = Sampler(replace(params, **{name: value}), 500)
+            without = sampler.scores(rows, history.tolist(), [[]])
             if not torch.equal(without, ours):
                 matters.add(name)
     assert matters == set(off)  # each processor changed some row
@@ -117,15 +118,12 @@ def naive_window(history: list[int], path: list[int], gap: int, window: int) -> 
 @settings(max_examples=400, deadline=None)
 def test_windows_slide_along_each_path(history, rows, window) -> None:
     params = SamplingParams(repetition_penalty=2.0, penalty_window=window, greedy=True)
-    paths, places = (
-        [path for path, _ in rows],
-        [len(history) + len(path) + gap for path, gap in rows],
-    )
-    scores = Sampler(params, 10).scores(torch.ones(len(rows), 10), history, paths, places)
+    paths = [path for path, _ in rows]
+    positions = [len(history) + len(path) + gap for path, gap in rows]
+    scores = Sampler(params, 10).scores(torch.ones(len(rows), 10), history, paths, positions)
     for row, (path, gap) in zip(scores, rows, strict=True):
-        assert set(row.lt(1).nonzero().squeeze(1).tolist()) == naive_window(
-            history, path, gap, window
-        )
+        penalised = set(row.lt(1).nonzero().squeeze(1).tolist())
+        assert penalised == naive_window(history, path, gap, window)
 
 
 @given(st.integers(0, 1000), st.integers(1, 9), st.booleans())

@@ -73,7 +73,9 @@ def test_nothing_is_drafted_where_masks_are_slow(llm: LLM, request: pytest.Fixtu
 
 @pytest.mark.usefixtures("always_slow")
 def test_other_texts_go_on_while_a_mask_is_made(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_begun, is_made, makers = Event(), Event(), set[str]()
+    is_begun = Event()
+    is_made = Event()
+    makers: set[str] = set()
     prepare = Masks.prepare
 
     def wait_and_prepare(self: Masks, history: list[int]) -> None:

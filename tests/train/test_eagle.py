@@ -23,7 +23,7 @@ from tokenswift.speculation.eagle.model import EagleModel
 from tokenswift.train.distillation import FrozenBase
 from tokenswift.train.eagle import PARTS, EagleStudent, eagle_config, train_eagle
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
-from tokenswift.types import InputError
+from tokenswift.types import InputError, OnProgress
 
 
 def model(**changes: Any) -> Any:
@@ -44,29 +44,32 @@ def test_training_sees_what_drafting_sees(window: int | None) -> None:
         "window": window,
     }
     config = eagles.config(base.config, feature_layers=(2, 3, 4), parts=PARTS, **sizes)
-    found = eagles.tensors(config)
+    tensors = eagles.tensors(config)
     frozen = FrozenBase(LLM.from_model(base), torch.arange(260))
-    student, depths, m = EagleStudent(config, found, 4).eval(), 4, 11
-    tokens, features = torch.randint(0, 256, (2, m + 5)), torch.randn(2, m + student.levels, 96)
-    embedding, head = (
-        part.weight for part in (base.get_input_embeddings(), base.get_output_embeddings())
-    )
-    got = [(rows @ head.T).view(2, m, -1) for rows in student(tokens, features, frozen)]
-    reference = EagleReference(EagleWeights(config, found, None, ""), embedding, head)
+    depths = 4
+    m = 11
+    student = EagleStudent(config, tensors, depths).eval()
+    tokens = torch.randint(0, 256, (2, m + depths + 1))
+    features = torch.randn(2, m + depths, 96)
+    embedding = base.get_input_embeddings().weight
+    head = base.get_output_embeddings().weight
+    logits_by_depth = [(rows @ head.T).view(2, m, -1) for rows in student(tokens, features, frozen)]
+    reference = EagleReference(EagleWeights(config, tensors, None, ""), embedding, head)
     for row in range(2):
-        whole = EagleCache()
-        text, at = tokens[row], torch.arange(m)
-        states, logits = reference.step(
-            text[1 : m + 1], reference.fuse(features[row, :m]), at, whole
-        )
-        torch.testing.assert_close(got[0][row], logits, atol=1e-4, rtol=1e-4)
+        cache = EagleCache()
+        text = tokens[row]
+        fused = reference.fuse(features[row, :m])
+        states, logits = reference.step(text[1 : m + 1], fused, torch.arange(m), cache)
+        torch.testing.assert_close(logits_by_depth[0][row], logits, atol=1e-4, rtol=1e-4)
         for t in range(m):
-            chain, state = EagleCache(whole.keys, whole.values, whole.positions), states[t : t + 1]
+            chain = EagleCache(cache.keys, cache.values, cache.positions)
             chain.cut(t + 1)
-            for i in range(1, depths):
-                place = torch.tensor([t + i])
-                state, logits = reference.step(text[place + 1], state, place, chain)
-                torch.testing.assert_close(got[i][row, t], logits[0], atol=1e-4, rtol=1e-4)
+            state = states[t : t + 1]
+            for depth in range(1, depths):
+                position = torch.tensor([t + depth])
+                state, logits = reference.step(text[position + 1], state, position, chain)
+                drafted = logits_by_depth[depth][row, t]
+                torch.testing.assert_close(drafted, logits[0], atol=1e-4, rtol=1e-4)
 
 
 def job(folder: Path, **options: Any) -> Job:
@@ -91,25 +94,29 @@ def job(folder: Path, **options: Any) -> Job:
     )
 
 
-def trained(llm: LLM, work: Job, told: Any = lambda *_: None, **how: Any) -> dict[str, Any]:
-    return train_eagle(llm, work, lambda line: None, told, hidden=64, **how)
+def trained(
+    llm: LLM, job: Job, on_progress: OnProgress = lambda *_: None, depths: int = 3
+) -> dict[str, Any]:
+    return train_eagle(llm, job, lambda line: None, on_progress, depths=depths, hidden=64)
 
 
 def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter learns, is written, read again as it was, and a resumed training equals an unbroken
     one."""
     llm = LLM.from_model(model(initializer_range=0.2), tiny_tokenizer())
-    whole = job(tmp_path / "a")
-    notes = trained(llm, whole)
+    unbroken = job(tmp_path / "a")
+    notes = trained(llm, unbroken)
     first = trained(llm, job(tmp_path / "c", epochs=0))
     assert notes["held_out_loss"] < first["held_out_loss"] - 0.05
-    loaded = load_eagle(whole.out, llm.target.config)
+    loaded = load_eagle(unbroken.out, llm.target.config)
     assert loaded.config == eagle_config(llm, 64, 64)
-    assert loaded.d2t is not None and len(loaded.d2t) == 64
+    assert loaded.d2t is not None
+    assert len(loaded.d2t) == 64
     monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path))
     (tmp_path / "drafters").symlink_to(tmp_path / "a")
-    found = LLM.from_model(llm.model).resources.eagle
-    assert found is not None and found.name == str(tmp_path / "drafters" / "out.gguf")
+    eagle = LLM.from_model(llm.model).resources.eagle
+    assert eagle is not None
+    assert eagle.name == str(tmp_path / "drafters" / "out.gguf")
     assert LLM.from_model(llm.model, eagle="none").resources.eagle is None
     assert LLM.from_model(model(initializer_range=0.2, seed=1)).resources.eagle is None
 
@@ -121,7 +128,7 @@ def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         trained(llm, parted, stop)
     trained(llm, parted)
-    assert parted.out.read_bytes() == whole.out.read_bytes()
+    assert parted.out.read_bytes() == unbroken.out.read_bytes()
     with pytest.raises(InputError, match="belongs to a training of other data or options"):
         trained(llm, parted, depths=2)
 
@@ -130,17 +137,19 @@ def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_written_drafts_as_what_was_trained(tmp_path: Path) -> None:
     base = model()
     llm = LLM.from_model(base, tiny_tokenizer())
-    here = job(tmp_path, epochs=0)
+    untrained = job(tmp_path, epochs=0)
     with torch.enable_grad():
-        trained(llm, here)
-    weights = load_eagle(here.out, llm.target.config)
+        trained(llm, untrained)
+    weights = load_eagle(untrained.out, llm.target.config)
     assert weights.d2t is not None
     tokens = torch.randint(0, 256, (20,))
     states = states_of(llm, tokens.tolist(), weights.config.feature_layers)
     frozen = FrozenBase(llm, weights.d2t)
-    student = EagleStudent(weights.config, load_file(here.work / "start.safetensors"), 1).eval()
-    want = student(tokens[None], states[None].float(), frozen)[0] @ frozen.rows[:64].T
-    made = EagleModel(weights, llm.target)
+    start = load_file(untrained.work / "start.safetensors")
+    student = EagleStudent(weights.config, start, 1).eval()
+    expected = student(tokens[None], states[None].float(), frozen)[0] @ frozen.rows[:64].T
+    drafter = EagleModel(weights, llm.target)
     features = states.float().unflatten(1, (3, -1)).transpose(0, 1).contiguous()
-    got = made.logits(made.run(tokens[1:], made.fuse(features[:, :19]), 0, made.new_cache()))
-    torch.testing.assert_close(got, want[:19], atol=0.02, rtol=0.05)  # int8 against float32
+    fused = drafter.fuse(features[:, :19])
+    logits = drafter.logits(drafter.run(tokens[1:], fused, 0, drafter.new_cache()))
+    torch.testing.assert_close(logits, expected[:19], atol=0.02, rtol=0.05)  # int8, not float32

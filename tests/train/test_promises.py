@@ -19,21 +19,13 @@ from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.speculation.heads.config import HeadsConfig
 from tokenswift.speculation.heads.modules import Heads
-from tokenswift.train import states
+from tokenswift.train import texts
 from tokenswift.train.distillation import Distillation
 from tokenswift.train.eagle import eagle_config
 from tokenswift.train.heads import HeadsStudent, start
 from tokenswift.train.options import RECIPES, DataOptions, TrainingOptions
-from tokenswift.train.states import (
-    Windows,
-    blocks,
-    covering,
-    fingerprint,
-    frequent,
-    held_out,
-    questions,
-    read_texts,
-)
+from tokenswift.train.store import Windows, covering, frequent, held_out
+from tokenswift.train.texts import blocks, fingerprint, questions, read_texts
 from tokenswift.types import InputError
 
 START = small(steps=0, epochs=0)
@@ -45,22 +37,21 @@ def test_linear_heads_have_the_papers_recipe() -> None:
     recipe = dict(RECIPES["linear"])
     assert recipe.pop("sequence_length") == 8192
     how = TrainingOptions(**recipe)
-    assert (how.lr, how.weight_decay, how.beta2, how.warmup, how.steps) == (
-        5e-3,
-        0.1,
-        0.999,
-        50,
-        200,
-    )
+    assert how.lr == 5e-3
+    assert how.weight_decay == 0.1
+    assert how.beta2 == 0.999
+    assert how.warmup == 50
+    assert how.steps == 200
     assert how.batch * how.window * how.accumulate == 3 * 8192 * 10
-    assert (how.targets, how.loss_vocabulary) == ("text", 0)
+    assert how.targets == "text"
+    assert how.loss_vocabulary == 0
 
 
 @pytest.mark.parametrize("name", ["tokens", "sequence_length", "write_batch"])
 def test_help_says_the_defaults_that_there_are(name: str) -> None:
-    usual = getattr(DataOptions("self"), name)
-    said = f"(default {usual:,}; CUDA {CUDA[name]:,})".replace("8,192", "8192")
-    assert said in str(DataOptions.__doc__)
+    default = getattr(DataOptions("self"), name)
+    defaults = f"(default {default:,}; CUDA {CUDA[name]:,})".replace("8,192", "8192")
+    assert defaults in str(DataOptions.__doc__)
 
 
 # ---- whose a work folder is ----------------------------------------------------------------------
@@ -106,7 +97,7 @@ def test_where_data_lie_and_how_often_is_saved_decides_nothing(tmp_path: Path) -
 
 
 def test_large_files_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "PIECE", 7)
+    monkeypatch.setattr(texts, "PIECE", 7)
     (tmp_path / "t.txt").write_text("an Übergröße", encoding="utf-8")
     assert [*read_texts(str(tmp_path))] == ["an Über", "größe"]
 
@@ -131,9 +122,9 @@ def test_questions_repeat_with_their_seed_alone() -> None:
 
 def test_held_out_texts_are_evenly_spaced_and_not_learnt_from(tmp_path: Path) -> None:
     store = filled(tmp_path, tiny_model(), (64,) * 8)
-    learnt, kept = held_out(store, 0.25)
-    assert kept == [3, 7]
-    assert sorted(learnt + kept) == [*range(8)]
+    learnt, unseen = held_out(store, 0.25)
+    assert unseen == [3, 7]
+    assert sorted(learnt + unseen) == [*range(8)]
     assert held_out(store, 0.02) == ([*range(8)], [])
     assert held_out(store, 0.0) == ([*range(8)], [])
 
@@ -197,7 +188,7 @@ def test_conditioned_heads_start_better_than_nothing(tmp_path: Path) -> None:
         (7, 0, "hidden is 0; valid: a multiple of 64"),
     ],
 )
-def test_what_takes_no_drafter_is_told(layers: int, hidden: int, line: str) -> None:
+def test_what_takes_no_drafter_is_refused(layers: int, hidden: int, line: str) -> None:
     llm = LLM.from_model(tiny_model(num_hidden_layers=layers))
     with pytest.raises(InputError, match=line):
         eagle_config(llm, 1, hidden)

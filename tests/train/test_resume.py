@@ -3,6 +3,7 @@ to."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tokenswift.loader.host import host_of
 from tokenswift.speculation.heads.find import load_heads
 from tokenswift.train import heads, loop
 from tokenswift.train.distillation import Distillation
-from tokenswift.train.states import HiddenStore
+from tokenswift.train.store import HiddenStore
 
 TRAINING = small(steps=9)
 
@@ -30,72 +31,79 @@ def text(tmp_path: Path) -> str:
     return str(tmp_path / "t.txt")
 
 
+def folder_of(parent: Path, name: str) -> Path:
+    folder = parent / name
+    folder.mkdir()
+    return folder
+
+
 def test_no_step_is_done_twice(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ended in its sixth step, after the checkpoint of the fourth: four and a half steps are not
     repeated."""
     calls: list[int] = []
     steps: list[int] = []
 
-    def told(stage: str, done: int, total: int) -> None:
+    def on_progress(stage: str, done: int, total: int) -> None:
         if stage == "train":
             steps.append(done)
 
-    whole = Distillation.forward
+    real = Distillation.forward
 
     def forward(self: Distillation, **batch: Any) -> torch.Tensor:
         if torch.is_grad_enabled():
             calls.append(1)
             if len(calls) == 6:
                 raise Killed
-        return whole(self, **batch)
+        return real(self, **batch)
 
-    calm, killed = tmp_path / "calm", tmp_path / "killed"
-    for folder in (calm, killed):
-        folder.mkdir()
+    calm = folder_of(tmp_path, "calm")
+    killed = folder_of(tmp_path, "killed")
     full_run(tiny_model(), text, calm, TRAINING)
     monkeypatch.setattr(Distillation, "forward", forward)
     with pytest.raises(Killed):
-        full_run(tiny_model(), text, killed, TRAINING, told=told)
+        full_run(tiny_model(), text, killed, TRAINING, on_progress=on_progress)
     assert steps == [1, 2, 3, 4, 5]
     calls[:] = [1] * 6
     monkeypatch.setattr(heads, "start", None)  # is not called again
     monkeypatch.setattr(loop, "collect", None)
-    full_run(tiny_model(), text, killed, TRAINING, told=told)
-    assert len(calls) == 6 + 5 and steps == [1, 2, 3, 4, 5, 5, 6, 7, 8, 9]
-    one, other = (
-        load_heads(f / "h.safetensors", host_of(tiny_model())).state_dict() for f in (calm, killed)
+    full_run(tiny_model(), text, killed, TRAINING, on_progress=on_progress)
+    assert len(calls) == 6 + 5
+    assert steps == [1, 2, 3, 4, 5, 5, 6, 7, 8, 9]
+    expected, weights = (
+        load_heads(folder / "h.safetensors", host_of(tiny_model())).state_dict()
+        for folder in (calm, killed)
     )
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert [name for name in expected if not torch.equal(expected[name], weights[name])] == []
 
 
 def test_no_batch_of_states_is_made_twice(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ended after its third append: the rest follows, and the store is that of an unbroken run."""
-    made: list[int] = []
-    whole = HiddenStore.append
+    stored: list[int] = []  # texts of the store before each append
+    real = HiddenStore.append
 
-    def append(self: HiddenStore, *given: Any) -> None:
-        if len(made) == 3:
-            made.append(0)
+    def append(self: HiddenStore, number: int, tokens: Sequence[int], states: torch.Tensor) -> None:
+        if len(stored) == 3:
+            stored.append(0)
             raise Killed
-        made.append(len(self.texts))
-        whole(self, *given)
+        stored.append(len(self.texts))
+        real(self, number, tokens, states)
 
-    calm, killed = tmp_path / "calm", tmp_path / "killed"
-    for folder in (calm, killed):
-        folder.mkdir()
+    calm = folder_of(tmp_path, "calm")
+    killed = folder_of(tmp_path, "killed")
     options: dict[str, Any] = {"tokens": 1200, "write_batch": 3}
     start = small(steps=0, epochs=0)
     full_run(tiny_model(), text, calm, start, **options)
     monkeypatch.setattr(HiddenStore, "append", append)
     with pytest.raises(Killed):
         full_run(tiny_model(), text, killed, start, **options)
-    first = made[:3]
+    before = stored[:3]
     full_run(tiny_model(), text, killed, start, **options)
-    assert min(made[4:]) > max(first)
-    one, other = (
+    assert min(stored[4:]) > max(before)
+    expected, files = (
         {path.name: path.read_bytes() for path in (folder / "work" / "states").iterdir()}
         for folder in (calm, killed)
     )
-    assert len(one) > 5 and one == other
+    assert len(expected) > 5
+    assert files == expected

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.families import rare
@@ -26,10 +26,12 @@ from tokenswift.speculation.heads.modules import Heads
 from tokenswift.train import distillation
 from tokenswift.train.distillation import LIKELIEST, Distillation, FrozenBase, Student
 from tokenswift.train.heads import HeadsStudent, train_heads
-from tokenswift.train.loop import picks
+from tokenswift.train.loop import Report, picks
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
-from tokenswift.train.states import HiddenStore, Recorder, Windows, blocks, read_texts
-from tokenswift.types import InputError, RunError
+from tokenswift.train.states import Recorder
+from tokenswift.train.store import HiddenStore, Windows
+from tokenswift.train.texts import blocks, read_texts
+from tokenswift.types import InputError, OnProgress, RunError
 
 D, V = 32, 260
 
@@ -47,9 +49,9 @@ def frozen(model: Any) -> FrozenBase:
 def states_of(llm: LLM, tokens: list[int], layers: tuple[int, ...] = (2,)) -> torch.Tensor:
     """What enters these layers, side by side, (n, W)."""
     llm.target.set_feature_layers(layers)
-    found = Recorder()
-    llm.target.prefill(tokens, llm.target.new_cache(len(tokens)), is_last=False, features=found)
-    _, features = found.drain() or pytest.fail("no states")
+    recorder = Recorder()
+    llm.target.prefill(tokens, llm.target.new_cache(len(tokens)), is_last=False, features=recorder)
+    _, features = recorder.drain() or pytest.fail("no states")
     return features.transpose(0, 1).flatten(1)
 
 
@@ -70,17 +72,22 @@ def filled(folder: Path, model: Any, lengths: tuple[int, ...] = (60, 60, 45)) ->
     return store
 
 
-def test_a_store_is_whole_up_to_its_last_text(tmp_path: Path) -> None:
+def test_a_store_is_complete_up_to_its_last_text(tmp_path: Path) -> None:
     store = filled(tmp_path, tiny_model())
     (tmp_path / "0000003.safetensors.1f.part").write_bytes(b"half a text")
     again = HiddenStore(tmp_path, "a")
-    assert again.complete and again.tokens == 165 and [*again.texts] == [0, 1, 2]
+    assert again.complete
+    assert again.tokens == 165
+    assert [*again.texts] == [0, 1, 2]
     assert all(again.texts[number].equal(store.texts[number]) for number in store.texts)
     again.append(3, [0] * 10, torch.ones(10, D))
-    assert again.texts[3].tolist() == [0] * 10 and again.states(3, 8).eq(1).all()
-    assert again.states(3, 8).shape == (2, D) and again.states(3, 2, 3).shape == (3, D)
+    assert again.texts[3].tolist() == [0] * 10
+    assert again.states(3, 8).eq(1).all()
+    assert again.states(3, 8).shape == (2, D)
+    assert again.states(3, 2, 3).shape == (3, D)
     again.finish(100)
-    assert [*HiddenStore(tmp_path, "a").texts] == [*again.texts] == [0, 1]
+    assert [*again.texts] == [0, 1]
+    assert [*HiddenStore(tmp_path, "a").texts] == [0, 1]
     with pytest.raises(InputError, match="belongs to a training of other data"):
         HiddenStore(tmp_path, "b")
     (tmp_path / "made_from").rename(tmp_path / "index.json")  # as earlier versions have it
@@ -104,16 +111,19 @@ def test_loss_by_definition(kind: str, targets: str, tmp_path: Path) -> None:
     sampling = SamplingParams(**{**NEUTRAL, **warm})
     windows = Windows(store, store.texts, 2, 16)
     items = [windows[0], windows[2]]  # the last one is short: 6 of 16 positions
-    assert [int(i["valid"].sum()) for i in items] == [16, 6]
-    batch = {k: torch.stack([i[k] for i in items]) for k in items[0]}
+    assert [int(item["valid"].sum()) for item in items] == [16, 6]
+    batch = {name: torch.stack([item[name] for item in items]) for name in items[0]}
     base = frozen(model)
-    got = Distillation(HeadsStudent(heads), base, sampling, targets)(**batch)
+    losses = Distillation(HeadsStudent(heads), base, sampling, targets)(**batch)
 
-    text, states = store.texts[0].long(), store.states(0)
-    want, known = torch.zeros(2), torch.zeros(2)
+    text = store.texts[0].long()
+    states = store.states(0)
+    expected = torch.zeros(2)
+    counts = torch.zeros(2)
     rows = [*range(16), *range(32, 38)]
     for t in rows:
-        state = start = states[t : t + 1].float()
+        start = states[t : t + 1].float()
+        state = start
         for i in range(2):
             embeds = model.get_input_embeddings().weight[text[t + 1 + i]][None]
             state = heads.advance(i, state, start, embeds)
@@ -122,40 +132,42 @@ def test_loss_by_definition(kind: str, targets: str, tmp_path: Path) -> None:
                 logits = model.lm_head(base.normed(states[t + 1 + i : t + 2 + i]))
                 p = processed(logits, sampling).softmax(-1)
             q = (model.lm_head(heads.normed(i, state)) / sampling.temperature).softmax(-1)
-            want[i] -= (p * q.log()).sum()
-            known[i] += len(p)  # the text ends before the last row's second token
-    want /= known
-    torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)
+            expected[i] -= (p * q.log()).sum()
+            counts[i] += len(p)  # the text ends before the last row's second token
+    torch.testing.assert_close(losses, expected / counts, rtol=2e-3, atol=2e-3)
 
 
-def options(source: str, **changes: Any) -> DataOptions:
-    sizes: dict[str, Any] = {"tokens": 1000, "sequence_length": 96, "write_batch": 4}
+def options(source: str, **changes: int) -> DataOptions:
+    sizes = {"tokens": 1000, "sequence_length": 96, "write_batch": 4}
     return DataOptions(source, **{**sizes, **changes})
 
 
 def full_run(
-    model: Any,
+    model: PreTrainedModel,
     source: str,
     folder: Path,
     training: TrainingOptions,
     kind: str = "conditioned",
-    told: Any = lambda stage, done, total: None,
-    said: Any = lambda line: None,
-    **changes: Any,
+    on_progress: OnProgress = lambda stage, done, total: None,
+    report: Report = lambda line: None,
+    **changes: int,
 ) -> dict[str, Any]:
     """Heads in ``folder``, of two levels and a small hidden layer."""
-    places = (folder / "h.safetensors", folder / "work", "tiny", SamplingParams())
-    job, llm = (
-        Job(options(source, **changes), training, *places),
-        LLM.from_model(model, tiny_tokenizer()),
+    job = Job(
+        data=options(source, **changes),
+        training=training,
+        out=folder / "h.safetensors",
+        work=folder / "work",
+        name="tiny",
     )
-    return train_heads(llm, job, said, told, kind=kind, count=2, inner=16)
+    llm = LLM.from_model(model, tiny_tokenizer())
+    return train_heads(llm, job, report, on_progress, kind=kind, count=2, inner=16)
 
 
 def small(**changes: Any) -> TrainingOptions:
     """A few steps in float32."""
-    usual = {"steps": 6, "save_every": 2, "loss_vocabulary": 128, "bf16": False}
-    return TrainingOptions(**{**usual, **changes})
+    options = {"steps": 6, "save_every": 2, "loss_vocabulary": 128, "bf16": False}
+    return TrainingOptions(**{**options, **changes})
 
 
 @pytest.mark.parametrize(
@@ -167,25 +179,37 @@ def test_the_whole_way(source: str, kind: str, tmp_path: Path) -> None:
     if source == "text":
         source = str(tmp_path / "text.txt")
         Path(source).write_text(words(800))
-    told: list[tuple[str, int, int]] = []
+    calls: list[tuple[str, int, int]] = []
     lines: list[str] = []
-    how: dict[str, Any] = {"tokens": 400, "told": lambda *stage: told.append(stage)}
     notes = full_run(
-        model, source, tmp_path, small(steps=12, lr=0.01), kind, said=lines.append, **how
+        model,
+        source,
+        tmp_path,
+        small(steps=12, lr=0.01),
+        kind,
+        on_progress=lambda *call: calls.append(call),
+        report=lines.append,
+        tokens=400,
     )
-    assert notes["steps"] == 12 and math.isfinite(notes["loss"])
+    assert notes["steps"] == 12
+    assert math.isfinite(notes["loss"])
     heads = load_heads(tmp_path / "h.safetensors", host_of(model))
-    assert (heads.kind, heads.count) == (kind, 2) and heads.frequent is not None
-    _, _, kept = read_heads(tmp_path / "h.safetensors")
-    assert kept["kind"] == kind and kept["data"] == Path(source).name
-    losses = [
-        float(line.split("loss ")[1].split(",")[0]) for line in lines if " of 12, loss " in line
-    ]
-    assert len(losses) == 6 and losses[-1] < losses[0]
+    assert heads.kind == kind
+    assert heads.count == 2
+    assert heads.frequent is not None
+    _, _, header = read_heads(tmp_path / "h.safetensors")
+    assert header["kind"] == kind
+    assert header["data"] == Path(source).name
+    reports = [line for line in lines if " of 12, loss " in line]
+    losses = [float(line.split("loss ")[1].split(",")[0]) for line in reports]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0]
     assert not any(p.requires_grad and p.grad is not None for p in model.parameters())
-    assert [done for stage, done, _ in told if stage == "train"] == list(range(1, 13))
-    made = [(done, total) for stage, done, total in told if stage == "write"]
-    assert made and made == sorted(made) and all(done < total for done, total in made)
+    assert [done for stage, done, _ in calls if stage == "train"] == list(range(1, 13))
+    written = [(done, total) for stage, done, total in calls if stage == "write"]
+    assert written
+    assert written == sorted(written)
+    assert all(done < total for done, total in written)
 
 
 def test_too_little_data(tmp_path: Path) -> None:
@@ -199,12 +223,12 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
 ) -> None:
     (tmp_path / "t.txt").write_text(words(800))
     calls = []
-    whole = Distillation.forward
+    real = Distillation.forward
 
-    def forward(self: Distillation, **batch: Any) -> torch.Tensor:
+    def forward(self: Distillation, **batch: torch.Tensor) -> torch.Tensor:
         calls.append(1)
-        out = whole(self, **batch)
-        return out if len(calls) < 5 else out * math.nan
+        losses = real(self, **batch)
+        return losses if len(calls) < 5 else losses * math.nan
 
     monkeypatch.setattr(Distillation, "forward", forward)
     with pytest.raises(RunError, match="loss is not finite at step 5"):
@@ -221,30 +245,32 @@ BOOK = words(2000)
 
 def with_bos() -> PreTrainedTokenizerFast:
     """The tiny tokenizer, made to put <s> before a text as Llama-3's does."""
-    made = tiny_tokenizer()
-    made.backend_tokenizer.post_processor = TemplateProcessing(
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 256)]
     )
-    return made
+    return tokenizer
 
 
 def test_blocks_begin_as_decoding_begins(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text(BOOK)
     tokenizer = with_bos()
-    made = list(blocks(str(tmp_path), tokenizer, 1000, 100))
-    assert all(block[0] == 256 and len(block) == 100 and 256 not in block[1:] for block in made)
-    assert made[0] == tokenizer(BOOK)["input_ids"][:100]
-    assert [t for block in made for t in block[1:]] == tokenizer(BOOK)["input_ids"][
-        1 : 1 + 99 * len(made)
-    ]
+    texts = list(blocks(str(tmp_path), tokenizer, 1000, 100))
+    assert {len(text) for text in texts} == {100}
+    assert {text[0] for text in texts} == {256}
+    assert [token for text in texts for token in text].count(256) == len(texts)
+    book = tokenizer(BOOK)["input_ids"]
+    assert texts[0] == book[:100]
+    assert [token for text in texts for token in text[1:]] == book[1 : 1 + 99 * len(texts)]
 
 
 def test_blocks_never_cross_documents(tmp_path: Path) -> None:
     for letter, n in (("a", 250), ("b", 30), ("c", 100)):
         (tmp_path / f"{letter}.txt").write_text(letter * n)
-    made = list(blocks(str(tmp_path), tiny_tokenizer(), 10**6, 100))
-    assert [len(b) for b in made] == [100, 100, 100]  # remainders of 50 and 30 tokens teach little
-    assert all(len(set(b)) == 1 for b in made)
+    texts = list(blocks(str(tmp_path), tiny_tokenizer(), 10**6, 100))
+    # remainders of 50 and 30 tokens teach little
+    assert [len(text) for text in texts] == [100, 100, 100]
+    assert {len(set(text)) for text in texts} == {1}
 
 
 # ---- what training computes ----------------------------------------------------------------------
@@ -256,35 +282,38 @@ def test_blocks_never_cross_documents(tmp_path: Path) -> None:
 )
 def test_the_teacher_is_the_models_processed_distribution(sampling: SamplingParams) -> None:
     model = tiny_model(initializer_range=0.3)
-    base, hidden = frozen(model), torch.randn(1, 40, D)
+    base = frozen(model)
+    hidden = torch.randn(1, 40, D)
     shares, places = base.teacher(hidden, sampling)
     teacher = torch.zeros(40, V).scatter_(1, places[0], shares[0])
-    want = processed(model.lm_head(model.model.norm(hidden[0])), sampling).softmax(-1)
+    expected = processed(model.lm_head(model.model.norm(hidden[0])), sampling).softmax(-1)
     if sampling.greedy:
-        want = torch.nn.functional.one_hot(want.argmax(-1), V).float()
-    torch.testing.assert_close(teacher, want, rtol=1e-4, atol=1e-5)
+        expected = torch.nn.functional.one_hot(expected.argmax(-1), V).float()
+    torch.testing.assert_close(teacher, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_loss_over_many_tokens_is_over_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model's distribution is told of the likeliest; what the student gives any other token
+    """Of the model's distribution the likeliest are learnt; what the student gives any other token
     counts."""
     monkeypatch.setattr(distillation, "MANY", 16)
-    base, states, made = frozen(tiny_model()), torch.randn(1, 9, D), torch.randn(8, D)
+    base = frozen(tiny_model())
+    states = torch.randn(1, 9, D)
+    rows = torch.randn(8, D)
     plain = SamplingParams(**NEUTRAL)
-    student = Mock(spec=Student, levels=1, return_value=[made])
+    student = Mock(spec=Student, levels=1, return_value=[rows])
     loss = Distillation(student, base, plain)(
         torch.zeros(1, 10).long(), states, torch.ones(1, 8).bool()
     )
     shares, places = base.teacher(states[:, 1:], plain)
     assert shares.shape == (1, 8, LIKELIEST)
-    log_chances = base.logits(made).log_softmax(-1).gather(-1, places[0])
+    log_chances = base.logits(rows).log_softmax(-1).gather(-1, places[0])
     torch.testing.assert_close(loss, -(shares[0] * log_chances).sum(-1).mean()[None])
 
 
 def test_every_item_once_an_epoch() -> None:
     options = TrainingOptions(batch=2, accumulate=3, seed=5)
     taken = [item for step in range(7) for batch in picks(7, options, step) for item in batch]
-    assert len(taken) == 42 and all(
-        sorted(taken[i : i + 7]) == list(range(7)) for i in range(0, 42, 7)
-    )
-    assert taken[:7] != taken[7:14]
+    epochs = [taken[start : start + 7] for start in range(0, len(taken), 7)]
+    assert len(epochs) == 6
+    assert [sorted(epoch) for epoch in epochs] == [[*range(7)]] * 6
+    assert epochs[0] != epochs[1]

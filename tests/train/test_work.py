@@ -12,7 +12,7 @@ from tests.conftest import tiny_model
 from tests.train.test_resume import Killed
 from tests.train.test_train import full_run, small, words
 from tokenswift.train import work
-from tokenswift.train.states import HiddenStore
+from tokenswift.train.store import HiddenStore
 from tokenswift.train.work import working_in
 from tokenswift.types import InputError, RunError
 

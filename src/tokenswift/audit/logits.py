@@ -40,11 +40,11 @@ class LogitError:
     """How far passes that should agree differ.
 
     Attributes:
-        positions: that were compared, over the whole vocabulary.
+        positions: how many were compared, over all the vocabulary.
         error: the furthest logit of one-row passes (plain decoding) from tree passes; 0: equal bit
             for bit.
-        one_row, tree: the furthest logit from transformers' own pass in float32 over the whole
-            text: of any position, and of half of them; infinite where one is NaN.
+        one_row, tree: the furthest logit from transformers' own pass in float32 over all the text:
+            of any position, and of half of them; infinite where one is NaN.
         allowed: what these may be, for the model's dtype.
     """
 
@@ -57,21 +57,21 @@ class LogitError:
     @property
     def sound(self) -> bool:
         """Both kinds of pass compute what transformers' pass computes, in this dtype."""
-        return all(
-            max(pair) <= most
-            for *pair, most in zip(self.one_row, self.tree, self.allowed, strict=True)
-        )
+        errors = zip(self.one_row, self.tree, self.allowed, strict=True)
+        return all(max(one_row, tree) <= most for one_row, tree, most in errors)
 
     def __str__(self) -> str:
-        far = [
-            "{:.1e} (median {:.1e})".format(*pair)
-            for pair in (self.one_row, self.tree, self.allowed)
-        ]
         return (
-            f"one-row passes are off transformers' pass in float32 by {far[0]}, tree passes by "
-            f"{far[1]}, "
-            f"each other by {self.error:.1e}; valid: at most {far[2]}"
+            f"one-row passes are off transformers' pass in float32 by {_figures(self.one_row)}, "
+            f"tree passes by {_figures(self.tree)}, each other by {self.error:.1e}; "
+            f"valid: at most {_figures(self.allowed)}"
         )
+
+
+def _figures(errors: tuple[float, float]) -> str:
+    """The greatest and the median error in words."""
+    greatest, middle = errors
+    return f"{greatest:.1e} (median {middle:.1e})"
 
 
 @torch.inference_mode()
@@ -156,13 +156,15 @@ def forced_passes(
     cache = target.new_cache(len(prompt) + len(tokens) + 1 + sum(widths))
     if len(prompt) > 1:
         target.prefill(prompt[:-1], cache)
-    text, done = list(prompt), 0
+    text = list(prompt)
+    done = 0
     while done < len(tokens):
-        builder, walk = CandidateTree(text[-1]), [0]
-        for depth, width in enumerate(widths, done):
-            true = tokens[depth] if depth < len(tokens) else 0
-            for k in range(1, width):
-                builder.add(walk[-1], (true + k) % vocab)
+        builder = CandidateTree(text[-1])
+        walk = [0]  # the nodes of the true tokens
+        for place, width in enumerate(widths, done):
+            true = tokens[place] if place < len(tokens) else 0
+            for offset in range(1, width):
+                builder.add(walk[-1], (true + offset) % vocab)
             walk.append(builder.add(walk[-1], true))
         tree = builder.build()
         positions = torch.tensor(tree.depths, device=target.device) + len(text) - 1
@@ -171,15 +173,15 @@ def forced_passes(
         for i, node in enumerate(walk[: len(tokens) - done], done):
             yield i, logits[node].clone()
         # all but the last node: a step also ends with a token that is not cached yet
-        taken = walk[: max(1, min(len(widths), len(tokens) - done))]
-        cache.commit(tuple(taken))
-        text += tokens[done : done + len(taken)]
-        done += len(taken)
+        accepted = walk[: max(1, min(len(widths), len(tokens) - done))]
+        cache.commit(tuple(accepted))
+        text += tokens[done : done + len(accepted)]
+        done += len(accepted)
 
 
 def _far(one: Tensor, other: Tensor) -> float:
-    """Greatest absolute difference of a logit, tokens that are left out aside; infinite where it is
-    NaN."""
+    """Greatest absolute difference of a logit; infinite where it is NaN. Tokens that are left out
+    (-inf) do not count."""
     other = other.to(one.device)
-    chosen = (one != -torch.inf) & (other != -torch.inf)
-    return float((one.float() - other.float())[chosen].abs().nan_to_num(torch.inf).max())
+    compared = (one != -torch.inf) & (other != -torch.inf)
+    return float((one.float() - other.float())[compared].abs().nan_to_num(torch.inf).max())

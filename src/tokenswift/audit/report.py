@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -14,6 +13,9 @@ from tokenswift.models.quality import Quality
 BASELINE = "autoregressive"
 MOST_RATIO = 1.005  # of perplexities in int8 and in float32
 STANDARD_ERRORS = 2  # by which the ratio must be above that, to be surely above it
+
+
+Record = dict[str, object]  # JSON-ready values
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,10 @@ class Report:
     """Everything that an audit found.
 
     Attributes:
-        errors: of logits, by prompt.
+        errors: errors of logits, a prompt each.
         skipped: strategy → why it could not run here, or did not draft. It counts as not run,
             whatever it did before.
-        quality: of int8 beside float32; None for a model in floats.
+        quality: what int8 costs, compared with float32; None for a model in floats.
     """
 
     model: str
@@ -67,22 +69,23 @@ class Report:
     @property
     def failures(self) -> list[str]:
         """What is wrong, a sentence each; empty when the audit passed."""
-        found = [
+        failures = [
             f"{c.strategy} differs from plain decoding (prompt {c.prompt}, {c.sampling}, seed "
-            f"{c.seed}, "
-            f"{c.difference})"
+            f"{c.seed}, {c.difference})"
             for c in self.comparisons
             if c.difference is not None
         ]
-        found += [f"logits of prompt {n}: {e}" for n, e in enumerate(self.errors, 1) if not e.sound]
+        for number, error in enumerate(self.errors, 1):
+            if not error.sound:
+                failures.append(f"logits of prompt {number}: {error}")
         if all(c.strategy in self.skipped for c in self.comparisons):
-            found.append("nothing was compared")
+            failures.append("nothing was compared")
         if self.quality is not None and surely_worse(self.quality):
-            found.append(
+            failures.append(
                 f"int8 writes worse: {self.quality}; valid: at most {MOST_RATIO} times. "
                 "--kv-cache-dtype bfloat16, or --dtype float32, keeps more"
             )
-        return found
+        return failures
 
     @property
     def headline(self) -> str:
@@ -91,24 +94,28 @@ class Report:
             return "NOT EXACT"
         return f"exact; not run: {', '.join(self.skipped)}" if self.skipped else "exact"
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """The report as JSON-ready values; what is infinite is None."""
-        told: dict[str, Any] = asdict(self) | {"verdict": self.headline, "failures": self.failures}
-        told |= {"errors": [{**asdict(error), "sound": error.sound} for error in self.errors]}
-        return msgspec.json.decode(msgspec.json.encode(told | {"exact": not self.failures}))
+        record: Record = {
+            **asdict(self),
+            "errors": [{**asdict(error), "sound": error.sound} for error in self.errors],
+            "verdict": self.headline,
+            "failures": self.failures,
+            "exact": not self.failures,
+        }
+        return msgspec.json.decode(msgspec.json.encode(record))
 
     def text(self) -> str:
         """Findings and verdict for people."""
         lines = [f"Audit of {self.model}, {self.dtype} on {self.device}, against plain decoding:"]
         for key in dict.fromkeys((c.strategy, c.sampling) for c in self.comparisons):
             group = [c for c in self.comparisons if (c.strategy, c.sampling) == key]
-            equal, drafted = sum(c.tokens for c in group), sum(c.drafted for c in group)
-            texts = (
-                f"{counted(len(group), 'text')}, {counted(equal, 'token')} equal, "
-                f"{drafted:,} drafted"
-            )
-            lines.append(f"  {', '.join(key)}: {texts}")
-        lines += [f"  logits of prompt {n}: {e}" for n, e in enumerate(self.errors, 1)]
+            texts = counted(len(group), "text")
+            equal = counted(sum(c.tokens for c in group), "token")
+            drafted = sum(c.drafted for c in group)
+            lines.append(f"  {', '.join(key)}: {texts}, {equal} equal, {drafted:,} drafted")
+        for number, error in enumerate(self.errors, 1):
+            lines.append(f"  logits of prompt {number}: {error}")
         if self.quality is not None:
             lines.append(f"  int8: {self.quality}")
         lines += [f"  not run: {name} ({why})" for name, why in self.skipped.items()]

@@ -128,7 +128,7 @@ def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
             nothing.
     """
     from tokenswift.loader.load import check_place, native_bfloat16
-    from tokenswift.train.states import files_of
+    from tokenswift.train.texts import files_of
 
     check_name(args.model)
     device = check_place(LoadConfig(args.dtype, args.device))

@@ -1,9 +1,9 @@
 """Narrow EAGLE-3 drafters: their training by the recipe with training-time test.
 
 Training-time test (Li et al. 2025): what the layer makes of a position is its feature at the next
-    depth, as
-in drafting. There a row of depth i, drafted from position t, sees the rows of depth 0 up to t, and
-of its own chain one row of each depth; so it is here, for all positions of a window at once.
+depth, as in drafting. There a row of depth i, drafted from position t, sees the rows of depth 0 up
+to t, and of its own chain one row of each depth; so it is here, for all positions of a window at
+once.
 
 The layer is narrower than the target's own ones, so that a drafted token costs a few hundredths of
 a pass. It reads the target's embeddings through a projection to its width, and its states go
@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import gguf
 import torch
@@ -24,6 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tokenswift.engine.llm import LLM
 from tokenswift.files import replacing
 from tokenswift.kernels.attention import rotated
 from tokenswift.kernels.formats import Q8_0
@@ -38,11 +38,13 @@ from tokenswift.types import InputError, OnProgress, RunError
 
 HEAD = 64  # width of an attention head
 WINDOW = 512  # newest keys that a row sees
-PARTS = frozenset({"fc_norm", "narrow"})  # of those that not all drafters have
+PARTS = frozenset({"fc_norm", "narrow"})  # parts of the layer that not all drafters have
 DROPOUT = 0.15  # of what the layer reads: texts are few for its weights
+#: initial scales of products that end in a sum, which start small; of others: 1
+SMALL_SCALES = {"o": 0.3, "down": 0.3, "out_proj": 0.5}
 
 
-def eagle_config(llm: Any, drafted: int, hidden: int) -> EagleConfig:
+def eagle_config(llm: LLM, drafted: int, hidden: int) -> EagleConfig:
     """What the drafter to train looks like.
 
     Args:
@@ -53,7 +55,7 @@ def eagle_config(llm: Any, drafted: int, hidden: int) -> EagleConfig:
     """
     target = llm.target
     layers = (2, target.layers // 2, target.layers)
-    if len({*layers}) < FEATURES:
+    if len(set(layers)) < FEATURES:
         raise InputError(
             f"the model has {target.layers} layers; valid: 6 or more; three give features"
         )
@@ -79,15 +81,15 @@ def eagle_config(llm: Any, drafted: int, hidden: int) -> EagleConfig:
 
 
 def train_eagle(
-    llm: Any,
+    llm: LLM,
     job: Job,
     report: Report,
     on_progress: OnProgress,
     *,
     depths: int = 3,
     hidden: int = 768,
-) -> dict[str, Any]:
-    """The whole way to a GGUF file; returns notes.
+) -> dict[str, object]:
+    """The whole way to a GGUF file; returns notes about the training.
 
     Args:
         llm, job, report, on_progress: see :class:`Recipe`.
@@ -107,48 +109,52 @@ def train_eagle(
             report,
             on_progress,
             weights,
-            plain.feature_layers[:-1],
+            layers=plain.feature_layers[:-1],
             eagle=[depths, hidden],
         )
         config = replace(plain, draft_vocab=recipe.frozen.size)
-        tensors = recipe.started(lambda: started(config, job.training.seed))
+        tensors = recipe.start_weights(lambda: initial_weights(config, job.training.seed))
         student = EagleStudent(config, tensors, depths)
-        notes = {"kind": "eagle", "depths": depths, "drafted": config.draft_vocab}
-        notes |= recipe.distil(student)
+        notes: dict[str, object] = {
+            "kind": "eagle",
+            "depths": depths,
+            "drafted": config.draft_vocab,
+            **recipe.distil(student),
+        }
         save_eagle(student, recipe, job)
     return notes
 
 
-def started(config: EagleConfig, seed: int) -> dict[str, Tensor]:
-    """The weights that training starts from, float32; products that end in a sum are small."""
-    drawn, found = torch.Generator().manual_seed(seed), dict[str, Tensor]()
-    scales = {"o": 0.3, "down": 0.3, "out_proj": 0.5}
+def initial_weights(config: EagleConfig, seed: int) -> dict[str, Tensor]:
+    """The weights that training starts from, float32, by canonical names."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, Tensor] = {}
     for name, shape in config.shapes().items():
         if len(shape) == 1:
-            found[name] = torch.ones(shape)
+            tensors[name] = torch.ones(shape)
         else:
-            found[name] = (
-                torch.randn(shape, generator=drawn) * scales.get(name, 1.0) * shape[1] ** -0.5
-            )
-    return found
+            noise = torch.randn(shape, generator=generator)
+            tensors[name] = noise * SMALL_SCALES.get(name, 1.0) * shape[1] ** -0.5
+    return tensors
 
 
 class EagleStudent(Student):
-    """A drafter's layer, fed the text's own tokens, and from the second depth on what it made
-    itself.
+    """A drafter's layer, fed the text's own tokens, and from the second depth on its own rows.
 
     The feature of position t goes with the embedding of token t + 1 and predicts token t + 2. One
     layer reads both side by side, normed; what it makes stands for the feature at the next depth.
 
     Args:
-        config: of the drafter.
+        config: the drafter's.
         tensors: its float weights by canonical names.
         depths: tokens of a chain.
     """
 
     def __init__(self, config: EagleConfig, tensors: Mapping[str, Tensor], depths: int) -> None:
         super().__init__()
-        self.config, self.levels, self.rotary = config, depths, config.rotary()
+        self.config = config
+        self.levels = depths
+        self.rotary = config.rotary()
         self.weights = nn.ParameterDict(
             {name.replace(".", "_"): value for name, value in tensors.items()}
         )
@@ -162,19 +168,23 @@ class EagleStudent(Student):
         self, tokens: Int[Tensor, "b L"], states: Float[Tensor, "b n F"], base: FrozenBase
     ) -> list[Float[Tensor, "r D"]]:
         """See :class:`Student`; the states are features."""
-        m, t = states.shape[1] - self.levels, self.tensors()
-        rotary, positions = self.rotary.to(states.device), torch.arange(m, device=states.device)
+        m = states.shape[1] - self.levels
+        weights = self.tensors()
+        rotary = self.rotary.to(states.device)
+        positions = torch.arange(m, device=states.device)
         parts = states[:, :m].float().chunk(FEATURES, dim=-1)
-        state = F.linear(
-            torch.cat([self._norm(part, f"fc_norm.{n}") for n, part in enumerate(parts)], -1),
-            t["fc"],
-        )
-        keys, values, made = list[Tensor](), list[Tensor](), list[Tensor]()
-        for i in range(self.levels):
-            embeds = F.linear(base.embed(tokens[:, 1 + i : 1 + i + m]).float(), t["embed_proj"])
-            state = self._layer(embeds, state, rotary.angles(positions + i), keys, values)
-            made.append(F.linear(self._norm(state, "norm"), t["out_proj"]).flatten(0, 1))
-        return made
+        normed = [self._norm(part, f"fc_norm.{n}") for n, part in enumerate(parts)]
+        state = F.linear(torch.cat(normed, -1), weights["fc"])
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        rows: list[Tensor] = []
+        for depth in range(self.levels):
+            inputs = base.embed(tokens[:, 1 + depth : 1 + depth + m]).float()
+            embeds = F.linear(inputs, weights["embed_proj"])
+            angles = rotary.angles(positions + depth)
+            state = self._layer(embeds, state, angles, keys, values)
+            rows.append(F.linear(self._norm(state, "norm"), weights["out_proj"]).flatten(0, 1))
+        return rows
 
     def _layer(
         self,
@@ -186,30 +196,35 @@ class EagleStudent(Student):
     ) -> Float[Tensor, "b m H"]:
         """What stands for the feature at the next depth. Keys and values (b, kv heads, m, d) by
         depth: this depth's are added."""
-        t = self.tensors()
+        weights = self.tensors()
+        cos, sin = angles
         x = torch.cat((self._norm(embeds, "input_norm"), self._norm(state, "hidden_norm")), dim=-1)
         x = F.dropout(x, DROPOUT, self.training)
         q, k, v = (
-            F.linear(x, t[name]).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+            F.linear(x, weights[name]).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
             for name in "qkv"
         )
-        keys.append(rotated(k, *angles))
+        keys.append(rotated(k, cos, sin))
         values.append(v)
         mask = seen_rows(state.shape[1], len(keys) - 1, self.config.window).to(x.device)
         seen = F.scaled_dot_product_attention(
-            rotated(q, *angles), torch.cat(keys, 2), torch.cat(values, 2), mask, enable_gqa=True
+            rotated(q, cos, sin), torch.cat(keys, 2), torch.cat(values, 2), mask, enable_gqa=True
         )
-        rows = state + F.linear(seen.transpose(1, 2).flatten(2), t["o"])
+        rows = state + F.linear(seen.transpose(1, 2).flatten(2), weights["o"])
         x = self._norm(rows, "post_norm")
-        return rows + F.linear(F.silu(F.linear(x, t["gate"])) * F.linear(x, t["up"]), t["down"])
+        gated = F.silu(F.linear(x, weights["gate"])) * F.linear(x, weights["up"])
+        return rows + F.linear(gated, weights["down"])
 
     def _norm(self, x: Float[Tensor, "*m w"], name: str) -> Float[Tensor, "*m w"]:
         return F.rms_norm(x.float(), x.shape[-1:], self.tensors()[name], self.config.eps)
 
 
 def seen_rows(m: int, depth: int, window: int | None) -> Bool[Tensor, "m n"]:
-    """Which rows those of a depth see: of depth 0 those of positions up to theirs, within the
-    window; of deeper ones their own position's."""
+    """Which rows those of a depth see.
+
+    Of depth 0 they see the rows of positions up to theirs, within the window; of deeper ones those
+    of their own position.
+    """
     behind = torch.arange(m)[:, None] - torch.arange(m)
     first = (behind >= 0) & (behind + depth < (window or m + depth))
     return torch.cat([first, *[torch.eye(m, dtype=torch.bool)] * depth], dim=1)
@@ -229,12 +244,13 @@ def save_eagle(student: EagleStudent, recipe: Recipe, job: Job) -> None:
     config = student.config
     with replacing(job.out) as part:
         writer = gguf.GGUFWriter(part, "eagle3")
-        _say(writer, config, job.name)
+        _add_config(writer, config, job.name)
         writer.add_array(BASE, recipe.base.sample.tolist())
         for name, tensor in student.tensors().items():
             if not bool(torch.isfinite(tensor).all()):
                 raise RunError(f"tensor {name} is not finite; nothing was written")
-            _add(writer, NAMES[name][1], _in_file_order(name, tensor.detach().cpu(), config))
+            rows = _in_file_order(name, tensor.detach().cpu(), config)
+            _add_tensor(writer, NAMES[name][1], rows)
         writer.add_tensor("d2t", recipe.frozen.subset.cpu().numpy())
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -242,7 +258,7 @@ def save_eagle(student: EagleStudent, recipe: Recipe, job: Job) -> None:
         writer.close()
 
 
-def _say(writer: Any, config: EagleConfig, target: str) -> None:
+def _add_config(writer: gguf.GGUFWriter, config: EagleConfig, target: str) -> None:
     """The config, as `speculation.eagle` reads it."""
     writer.add_name(f"drafter for {target}")
     for name, number in {
@@ -263,14 +279,14 @@ def _say(writer: Any, config: EagleConfig, target: str) -> None:
 
 
 def _in_file_order(name: str, tensor: Tensor, config: EagleConfig) -> Tensor:
-    """Queries and keys with their rows in pairs of neighbours, as the architecture has them."""
+    """Queries and keys with the rows of a pair beside each other, as the architecture has them."""
     heads = {"q": config.heads, "k": config.kv_heads}.get(name)
     if heads is None:
         return tensor
     return torch.empty_like(tensor).index_copy(0, straight(len(tensor), heads), tensor)
 
 
-def _add(writer: Any, name: str, tensor: Tensor) -> None:
+def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor) -> None:
     """A matrix in int8 where its rows are whole blocks; anything else in float32."""
     if tensor.ndim < 2 or tensor.shape[1] % Q8_0.block:
         writer.add_tensor(name, tensor.float().numpy())

@@ -2,7 +2,7 @@
 out.
 
 Every stage leaves its outcome in the work folder, so the same command after a kill resumes where it
-stopped: hidden states by whole batches, the student's start as a file, training by a checkpoint.
+stopped: hidden states by complete batches, the student's start as a file, training by a checkpoint.
 What states and losses depend on is hashed and kept beside them; a command with another hash is
 refused, so that a resumed training equals an unbroken one. Paths, how often checkpoints are written
 and the like are not in it.
@@ -20,39 +20,38 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from statistics import mean
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import default_collate
 from transformers import get_cosine_schedule_with_warmup
 
 from tokenswift.config.sampling import settings_of
+from tokenswift.engine.llm import LLM
 from tokenswift.files import replacing
 from tokenswift.kernels.base import Backend
 from tokenswift.loader.identity import digest_of
 from tokenswift.train.distillation import Distillation, FrozenBase, Student
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
-from tokenswift.train.states import (
-    HiddenStore,
-    Windows,
-    collect,
-    counts,
-    fingerprint,
-    frequent,
-    held_out,
-)
+from tokenswift.train.states import collect
+from tokenswift.train.store import HiddenStore, Windows, counts, frequent, held_out
+from tokenswift.train.texts import fingerprint
 from tokenswift.train.work import BadData, check_claim, check_disk, claim
 from tokenswift.types import InputError, OnProgress, RunError
 
 Report = Callable[[str], None]
 VERSION = 6  # raised whenever the same options make other states
-TRAINING, START, CHECKPOINT = "training", "start.safetensors", "checkpoint.pt"
+TRAINING = "training"
+START = "start.safetensors"
+CHECKPOINT = "checkpoint.pt"
 OF_TRAINING = (TRAINING, START, CHECKPOINT)  # files of a training beside its states
 HELD_OUT = 64  # items that the held-out loss looks at
-NEWEST = 100  # steps whose loss is told
+NEWEST = 100  # steps whose mean loss is reported
+MAX_GRADIENT_NORM = 1.0
 
 
 # ---- the recipe ----------------------------------------------------------------------------------
@@ -62,12 +61,12 @@ class Recipe:
     """The states that a student learns from, and its training.
 
     Args:
-        llm: the base, an ``LLM``.
+        llm: the base.
         job: what to learn from, how, and where.
-        report: takes lines of what is done and found.
-        on_progress: told how many tokens have states, and how many steps are done.
-        weights: of the student, for the reckoning of disk.
-        layers: whose entering states are learnt from, beside those before the final norm.
+        report: called with lines about the progress.
+        on_progress: called with how many tokens have states, and how many steps are done.
+        weights: how many the student has, to reckon the disk.
+        layers: layers whose input states are learnt from, beside those before the final norm.
         about: what else the outcome depends on; a work folder of other values is refused.
 
     Attributes:
@@ -82,41 +81,36 @@ class Recipe:
 
     def __init__(
         self,
-        llm: Any,
+        llm: LLM,
         job: Job,
         report: Report,
         on_progress: OnProgress,
         weights: int,
         layers: Sequence[int] = (),
-        **about: Any,
+        **about: object,
     ) -> None:
-        self.job, self.report, self.on_progress, self._begun = (
-            job,
-            report,
-            on_progress,
-            time.monotonic(),
-        )
+        self.job = job
+        self.report = report
+        self.on_progress = on_progress
+        self._start_time = time.monotonic()
         self.base = replace(llm.source.host.base, name=job.name)
         self.layers = (*layers, llm.target.layers)
         report(f"the model writes {job.data.tokens:,} tokens to learn from (--tokens)")
-        self.store = self._gathered(llm, job.data, weights)
+        self.store = self._filled_store(llm, job.data, weights)
         report(f"hidden states: {self.store.tokens:,} tokens")
         self.counts = counts(self.store, self.base.vocab_size)
         subset = frequent(self.counts, job.training.loss_vocabulary)
-        options = {k: v for k, v in asdict(job.training).items() if k != "save_every"}
-        how = [options, settings_of(job.sampling), self.store.made_from, about, subset.tolist()]
-        self._key = digest_of(how)
+        options = asdict(job.training)
+        del options["save_every"]
+        sampling = settings_of(job.sampling)
+        self._key = digest_of([options, sampling, self.store.made_from, about, subset.tolist()])
         parts = ", ".join(OF_TRAINING)
-        check_claim(
-            job.work / TRAINING,
-            self._key,
-            f", or remove {parts} there to train anew from its states",
-        )
-        self.frozen = FrozenBase(
-            llm, subset, torch.bfloat16 if job.training.bf16 else torch.float32
-        )
+        way_out = f", or remove {parts} there to train anew from its states"
+        check_claim(job.work / TRAINING, self._key, way_out)
+        dtype = torch.bfloat16 if job.training.bf16 else torch.float32
+        self.frozen = FrozenBase(llm, subset, dtype)
 
-    def _gathered(self, llm: Any, data: DataOptions, weights: int) -> HiddenStore:
+    def _filled_store(self, llm: LLM, data: DataOptions, weights: int) -> HiddenStore:
         """The work folder's store, filled. Data that cannot be learnt from leave none."""
         job = self.job
         options = {**asdict(data), "data": fingerprint(data.data)}
@@ -126,8 +120,13 @@ class Recipe:
         if store.complete:
             return store
         try:
-            ahead = max(0, data.tokens - store.tokens) + data.write_batch * data.sequence_length
-            check_disk(job.work, ahead, llm.target.hidden_size * len(self.layers), weights)
+            missing = max(0, data.tokens - store.tokens)
+            check_disk(
+                job.work,
+                tokens=missing + data.write_batch * data.sequence_length,
+                width=llm.target.hidden_size * len(self.layers),
+                weights=weights,
+            )
             collect(llm, data, job, self.layers, store, self.on_progress)
         except InputError as error:
             if isinstance(error, BadData) or not store.texts:
@@ -135,18 +134,18 @@ class Recipe:
             raise
         return store
 
-    def started(self, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    def start_weights(self, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Weights at their start, on the base's device: made once, then read from the work
         folder."""
         path = self.job.work / START
-        if tensors_in(path) is None:  # nothing is there, or it is damaged
+        if tensors_in(path) is None:  # there is no file, or it is damaged
             weights = {name: value.cpu().contiguous() for name, value in make().items()}
             claim(self.job.work / TRAINING, self._key)
             with replacing(path) as part:
                 part.write_bytes(save(weights))  # a full disk is an OSError
         return {name: value.to(self.frozen.device) for name, value in load_file(path).items()}
 
-    def distil(self, student: Student) -> dict[str, Any]:
+    def distil(self, student: Student) -> dict[str, object]:
         """Train a student, in place, on the base's device; notes for its header.
 
         Raises:
@@ -155,10 +154,10 @@ class Recipe:
         """
         job = self.job
         objective = Distillation(student, self.frozen, job.sampling, job.training.targets)
-        learnt, kept = (
-            Windows(self.store, blocks, student.levels, job.training.window)
-            for blocks in held_out(self.store, job.training.held_out)
-        )
+        learnt_texts, held_out_texts = held_out(self.store, job.training.held_out)
+        window = job.training.window
+        learnt = Windows(self.store, learnt_texts, student.levels, window)
+        unseen = Windows(self.store, held_out_texts, student.levels, window)
         if len(learnt) == 0:
             for name in OF_TRAINING:
                 (job.work / name).unlink(missing_ok=True)
@@ -168,8 +167,8 @@ class Recipe:
             "data": Path(job.data.data).name,
             "tokens": self.store.tokens,
             "vocabulary": self.frozen.size,
-            **Training(self, objective, learnt, kept).run(),
-            "minutes": round((time.monotonic() - self._begun) / 60, 1),
+            **Training(self, objective, learnt, unseen).run(),
+            "minutes": round((time.monotonic() - self._start_time) / 60, 1),
         }
 
 
@@ -190,89 +189,102 @@ def _order(items: int, seed: int) -> list[int]:
 
 def picks(items: int, options: TrainingOptions, step: int) -> list[list[int]]:
     """The items of a step, in batches: each epoch has an order of its own."""
-    first = step * options.accumulate * options.batch
-    starts = range(first, first + options.accumulate * options.batch, options.batch)
-    places = (range(start, start + options.batch) for start in starts)
-    return [[_order(items, options.seed + k // items)[k % items] for k in ks] for ks in places]
+    count = options.accumulate * options.batch
+    chosen = []
+    for number in range(step * count, (step + 1) * count):
+        epoch, place = divmod(number, items)
+        chosen.append(_order(items, options.seed + epoch)[place])
+    return [chosen[start : start + options.batch] for start in range(0, count, options.batch)]
 
 
 class Training:
     """A training under way; its checkpoint lies in the work folder.
 
     Args:
-        recipe: says how to train, where, and who is told.
+        recipe: says how to train and where, and takes reports.
         objective: a module that turns a batch into losses to be summed; its parameters are trained,
             in place.
-        data: a dataset of that module's arguments (without the batch dimension), with a length
-            above 0.
-        held_out: one whose loss is logged beside.
+        data: items of that module's arguments (without the batch dimension), at least one.
+        held_out: items whose loss is reported too.
     Raises:
         RunError: the checkpoint is damaged.
     """
 
-    def __init__(self, recipe: Recipe, objective: nn.Module, data: Any, held_out: Any) -> None:
+    def __init__(
+        self, recipe: Recipe, objective: nn.Module, data: Windows, held_out: Windows
+    ) -> None:
         options = recipe.job.training
-        self.recipe, self.options = recipe, options
-        self.data, self.held_out = data, held_out
-        self.device, self.kind = recipe.frozen.device, Backend(recipe.frozen.device).kind
+        self.recipe = recipe
+        self.options = options
+        self.data = data
+        self.held_out = held_out
+        self.device = recipe.frozen.device
+        self.kind = Backend(self.device).kind
         self.checkpoint = recipe.job.work / CHECKPOINT
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in self.parameters if p.ndim > 1]},
             {"params": [p for p in self.parameters if p.ndim < 2], "weight_decay": 0.0},
         ]
-        betas = (0.9, options.beta2)
-        optimizer = torch.optim.AdamW(
-            groups, options.lr, betas, weight_decay=options.weight_decay, fused=True
+        epoch_steps = len(data) / options.batch / options.accumulate
+        self.step = 0
+        self.steps = options.steps or math.ceil(options.epochs * epoch_steps)
+        self.objective = objective
+        self.optimizer = torch.optim.AdamW(
+            groups,
+            lr=options.lr,
+            betas=(0.9, options.beta2),
+            weight_decay=options.weight_decay,
+            fused=True,
         )
-        epoch = len(data) / options.batch / options.accumulate
-        self.step, self.steps = 0, options.steps or math.ceil(options.epochs * epoch)
-        schedule = get_cosine_schedule_with_warmup(optimizer, options.warmup, self.steps)
-        self.objective, self.optimizer, self.schedule = objective, optimizer, schedule
-        self.losses = list[float]()  # of the newest steps
+        self.schedule = get_cosine_schedule_with_warmup(self.optimizer, options.warmup, self.steps)
+        self.losses: list[float] = []  # of the newest steps
         if self.checkpoint.exists():
             self._load()
 
     def run(self) -> dict[str, float]:
-        """Train to the end; the figures of it.
+        """Train to the end; returns the figures of the training.
 
         Raises:
             RunError: the loss is not finite.
             OSError: the disk takes no checkpoint; the one before is kept.
         """
-        options, report = self.options, self.recipe.report
+        options = self.options
+        report = self.recipe.report
         report(f"training: {self.steps - self.step:,} of {self.steps:,} steps to do")
         while self.step < self.steps:
             self.losses = [*self.losses[1 - NEWEST :], self._advance()]
             self.recipe.on_progress("train", self.step, self.steps)
             if self.step == self.steps or self.step % options.save_every == 0:
-                figures = ", ".join(f"{name} {value}" for name, value in self._found().items())
+                figures = ", ".join(f"{name} {loss}" for name, loss in self._mean_losses().items())
                 report(f"training: step {self.step} of {self.steps}, {figures}")
                 self._save()
-        return {"steps": self.step, "lr": options.lr, **self._found()}
+        return {"steps": self.step, "lr": options.lr, **self._mean_losses()}
 
-    def _found(self) -> dict[str, float]:
+    def _mean_losses(self) -> dict[str, float]:
         """The loss of the newest steps, and of what is held out."""
-        found = {"loss": round(mean(self.losses), 4)} if self.losses else {}
+        losses = {"loss": round(mean(self.losses), 4)} if self.losses else {}
         if len(self.held_out):
-            found["held_out_loss"] = round(self.held_out_loss(), 4)
-        return found
+            losses["held_out_loss"] = round(self.held_out_loss(), 4)
+        return losses
 
     def _advance(self) -> float:
-        """One step; its loss."""
+        """Take one step; returns its loss.
+
+        Raises:
+            RunError: the loss is not finite.
+        """
         total = torch.zeros((), dtype=torch.float32, device=self.device)
         # dropout's draws, the same after a resumption
         torch.manual_seed((self.options.seed + 1) * 1_000_003 + self.step)
-        for places in picks(len(self.data), self.options, self.step):
-            loss = (
-                self._loss(default_collate([self.data[i] for i in places]))
-                / self.options.accumulate
-            )
+        for items in picks(len(self.data), self.options, self.step):
+            batch = default_collate([self.data[item] for item in items])
+            loss = self._loss(batch) / self.options.accumulate
             loss.backward()
             total += loss.detach()
         if not bool(torch.isfinite(total)):
             raise RunError(f"loss is not finite at step {self.step + 1}; try a smaller --lr")
-        nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        nn.utils.clip_grad_norm_(self.parameters, MAX_GRADIENT_NORM)
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad()
@@ -280,23 +292,21 @@ class Training:
         return float(total)
 
     def _loss(self, batch: dict[str, Tensor]) -> Tensor:
+        arguments = {name: value.to(self.device) for name, value in batch.items()}
         with torch.autocast(self.kind, dtype=torch.bfloat16, enabled=self.options.bf16):
-            return self.objective(
-                **{name: value.to(self.device) for name, value in batch.items()}
-            ).sum()
+            return self.objective(**arguments).sum()
 
     @torch.no_grad()
     def held_out_loss(self) -> float:
         """The loss over up to :data:`HELD_OUT` items spread over what is held out."""
         chosen = range(0, len(self.held_out), -(-len(self.held_out) // HELD_OUT))
         self.objective.eval()
-        found = sum(float(self._loss(default_collate([self.held_out[i]]))) for i in chosen) / len(
-            chosen
-        )
+        losses = [float(self._loss(default_collate([self.held_out[item]]))) for item in chosen]
         self.objective.train()
-        return found
+        return sum(losses) / len(chosen)
 
-    def _parts(self) -> dict[str, Any]:
+    def _parts(self) -> dict[str, nn.Module | Optimizer | LRScheduler]:
+        """What a checkpoint holds the state of."""
         return {"objective": self.objective, "optimizer": self.optimizer, "schedule": self.schedule}
 
     def _save(self) -> None:
@@ -316,9 +326,10 @@ class Training:
             state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
             for name, part in self._parts().items():
                 part.load_state_dict(state[name])
-            self.step, self.losses = state["step"], state["losses"]
+            self.step = state["step"]
+            self.losses = state["losses"]
         except (RuntimeError, ValueError, KeyError, EOFError, TypeError, UnpicklingError) as error:
             raise RunError(
                 f"{self.checkpoint} is damaged ({type(error).__name__}); without it the same "
-                f"command trains from the start, with the hidden states that were kept"
+                "command trains from the start, with the hidden states that were kept"
             ) from error

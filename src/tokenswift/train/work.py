@@ -51,7 +51,7 @@ def working_in(folder: Path) -> Iterator[None]:
     except Timeout as error:
         raise InputError(
             f"work folder {folder} is in use by another training; valid: another --work folder, "
-            f"or wait for its end"
+            "or wait for its end"
         ) from error
     try:
         yield
@@ -72,8 +72,8 @@ def check_claim(path: Path, key: str, way_out: str = "") -> None:
     Raises:
         InputError: it is another's.
     """
-    there = path.read_text(encoding="utf-8", errors="replace") if path.exists() else key
-    if there != key or (path.parent / "index.json").exists():  # which earlier versions wrote
+    stored = path.read_text(encoding="utf-8", errors="replace") if path.exists() else key
+    if stored != key or (path.parent / "index.json").exists():  # which earlier versions wrote
         other = f"{path.parent} belongs to a training of other data or options"
         raise InputError(f"work folder {other}; name another --work folder{way_out}")
 
@@ -94,15 +94,15 @@ def check_disk(folder: Path, tokens: int, width: int, weights: int) -> None:
 
     Args:
         folder: the work folder; it need not be there yet.
-        tokens: with states, that are still to come.
+        tokens: how many tokens' states are still to be written.
         width: numbers of a token's states, each of 2 bytes; its id takes 4.
-        weights: of the drafter.
+        weights: how many the drafter has.
     Raises:
         InputError: naming what is needed and what is free.
     """
     needed = tokens * (2 * width + 4) + weights * WEIGHT_BYTES
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     if needed > free:
         raise InputError(
             f"work folder {folder} needs {needed:,} bytes for hidden states and checkpoints, its "
