@@ -3,6 +3,10 @@ row's own context alone."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -242,12 +246,69 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return next(tmp_path.glob("*.so"))
 
 
-def test_what_is_no_library_is_made_again(compiled: Path, tmp_path: Path) -> None:
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "no library": lambda data: b"no library",
+    "empty": lambda data: b"",
+    "cut": lambda data: data[:1000],
+    "cut in half": lambda data: data[: len(data) // 2],
+    "a changed byte": lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:],
+    "without its digest": lambda data: data[: -library.DIGEST_BYTES],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_made_again(compiled: Path, tmp_path: Path, damage: str) -> None:
+    """Loading one that is cut would end the process."""
+    data = compiled.read_bytes()
     other = tmp_path / "other"
     other.mkdir(mode=0o700)
-    (other / compiled.name).write_bytes(b"no library")
+    path = other / compiled.name
+    path.write_bytes(DAMAGES[damage](data))
     assert not isinstance(library.compiled(other), str)
-    assert (other / compiled.name).stat().st_size > 1000
+    assert len(path.read_bytes()) == len(data)
+    assert [file.name for file in other.iterdir()] == [compiled.name]
+
+
+def test_a_library_is_compiled_once(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    assert not isinstance(library.compiled(compiled.parent), str)
+
+
+def test_another_processor_has_a_library_of_its_own(
+    compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "processor", lambda: "another one")
+    assert not isinstance(library.compiled(compiled.parent), str)
+    assert len(list(compiled.parent.glob("*.so"))) == 2
+
+
+def test_two_processes_may_compile_at_once(compiled: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "both"
+    code = f"""
+import sys
+from pathlib import Path
+from tokenswift.kernels.cpu import library
+library.SOURCES = ("cpu.c",)
+library._sources = lambda: [{LITTLE!r}]
+sys.exit(isinstance(library.compiled(Path(sys.argv[1])), str))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, str(folder)]
+    both = [subprocess.Popen(command, env=environment) for _ in range(2)]
+    assert [process.wait(120) for process in both] == [0, 0]
+    assert [file.name for file in folder.iterdir()] == [compiled.name]
+
+
+def test_libraries_in_a_folder_of_another_user_are_not_loaded(
+    compiled: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    user = os.getuid()
+    monkeypatch.setattr(library.os, "getuid", lambda: user + 1)
+    made = library.compiled(compiled.parent)
+    assert not isinstance(made, str)
+    assert made._name != str(compiled)
+    (record,) = caplog.records
+    assert "others may change what is in" in record.message
 
 
 def test_libraries_in_a_folder_that_others_may_write_are_not_loaded(

@@ -38,6 +38,7 @@ COMPILERS = ("cc", "gcc", "clang")
 #: the first set that the compiler takes is used
 TARGETS = (("-march=native",), ("-march=native", "-mno-avx512bf16"), ("-mcpu=native",), ())
 NATIVE = "native"  # asks for kernels that are compiled here, tuned for the processor at hand
+DIGEST_BYTES = 32  # of the SHA-256 of a library that was compiled here, at its end
 TIMEOUT = 600  # seconds for one compilation; the machine may be busy
 
 logger = logging.getLogger("tokenswift")
@@ -231,7 +232,7 @@ def compiled(folder: Path, targets: tuple[tuple[str, ...], ...] = TARGETS) -> ct
     ingredients = "\n".join([*_sources(), *FLAGS, repr(targets), processor()])
     name = f"kernels-{hashlib.sha256(ingredients.encode()).hexdigest()[:20]}.so"
     cache = _private(folder)
-    if cache is not None:
+    if cache is not None and _is_intact(cache / name):
         cached = _load(cache / name)
         if cached is not None:
             return cached
@@ -245,6 +246,7 @@ def compiled(folder: Path, targets: tuple[tuple[str, ...], ...] = TARGETS) -> ct
             reason = _compile(compiler, path, targets)
             if reason is not None:
                 return reason
+            _add_digest(path)
             if cache is not None:  # in one step; elsewhere this process alone has the library
                 path = path.replace(cache / name)
             return _load(path) or "the compiled library cannot be loaded"
@@ -312,6 +314,22 @@ def _compile(compiler: str, out: Path, targets: tuple[tuple[str, ...], ...]) -> 
         errors = [line for line in lines if "error" in line]
         reason = "".join((errors or lines)[:1])[:200]
     return reason or f"{compiler} ended with an error"
+
+
+def _add_digest(path: Path) -> None:
+    """Add a digest to the end of a library, which says later that it is complete."""
+    data = path.read_bytes()
+    path.write_bytes(data + hashlib.sha256(data).digest())
+
+
+def _is_intact(path: Path) -> bool:
+    """Whether there is a library with its digest: loading one that is cut ends the process."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return False
+    digest = hashlib.sha256(data[:-DIGEST_BYTES]).digest()
+    return len(data) > DIGEST_BYTES and data[-DIGEST_BYTES:] == digest
 
 
 def _load(path: Path) -> ctypes.CDLL | None:
