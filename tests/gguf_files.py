@@ -153,7 +153,8 @@ def write(
         The model.
     """
     config = model.config
-    usual = ARCHITECTURES.get(config.model_type, config.model_type)
+    model_type = str(config.model_type)
+    usual = ARCHITECTURES.get(model_type, model_type)
     architecture = architecture or usual
     names = names_in(usual, config.num_hidden_layers)
     # what the files of a family add to the weights of norms

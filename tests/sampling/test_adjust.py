@@ -138,7 +138,7 @@ BAD: list[tuple[str, object]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), BAD)
-def test_bad_values_are_named(name: str, value: object) -> None:
+def test_bad_values_are_named(name: str, value: Any) -> None:
     with pytest.raises(InputError, match=f"^{name} (is|holds) .*valid: "):
         SamplingParams(**{name: value})
 

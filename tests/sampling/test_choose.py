@@ -75,6 +75,44 @@ def test_same_candidates_as_torch(kernels: CpuBackend, setting: str, limited: bo
             history += paths[step][:2]
 
 
+def test_rows_are_chosen_as_they_are_alone(kernels: CpuBackend) -> None:
+    params = SamplingParams(min_p=0.0)
+    sampler = Sampler(params, V, "cpu", kernels.ranker(params))
+    logits = torch.randn(5, V, generator=torch.Generator().manual_seed(1))
+    paths = [[token] for token in range(5)]
+    alone = [
+        sampler.choose(logits[row : row + 1], [3, 4, 5], [path])[0]
+        for row, path in enumerate(paths)
+    ]
+    assert sampler.choose(logits, [3, 4, 5], paths) == alone
+
+
+def test_repetitions_beyond_the_table_lose_no_more(kernels: CpuBackend) -> None:
+    params = SamplingParams(**OFF, dry_multiplier=0.1, dry_base=1.01)
+    text = [*range(1, 20)] * 60  # 1,121 tokens are repeated
+    rows = LogitRows(torch.zeros(1, V), text, [[]], [len(text)], [V], noise=0.0)
+    for ranker in (None, kernels.ranker(params)):
+        (ranked,) = Sampler(params, V, "cpu", ranker).candidates(rows)
+        assert min(ranked.values) == pytest.approx(-0.1 * 1.01**512, rel=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_sampler_follows_one_text_after_another(kernels: CpuBackend, compiled: bool) -> None:
+    """A shorter list, one with another end, and one that was changed at its end in place."""
+    params = SamplingParams(**OFF, dry_multiplier=0.1, dry_base=1.01)
+    sampler = Sampler(params, V, "cpu", kernels.ranker(params) if compiled else None)
+    text = [*range(1, 20)] * 6
+
+    def values(sampler: Sampler, text: list[int]) -> list[float]:
+        rows = LogitRows(torch.zeros(1, V), text, [[]], [len(text)], [V], noise=0.0)
+        return sampler.candidates(rows)[0].values
+
+    for other in (text, text[:-3], [*text[:50], 7, 8, *text[50:60]], text):
+        assert values(sampler, other) == values(Sampler(params, V), other)
+    text[-5:] = [100, 101, 102, 103, 104]
+    assert min(values(sampler, text)) == 0.0
+
+
 WIDTH = 1003  # not a multiple of a word's 32 bits
 
 

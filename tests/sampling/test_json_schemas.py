@@ -123,7 +123,7 @@ def test_a_number_that_cannot_end_is_said_to_be_too_long() -> None:
     ],
 )
 def test_times_end(form: str, accepted: list[str], refused: list[str]) -> None:
-    schema = {"type": "string", "format": form}
+    schema: Schema = {"type": "string", "format": form}
     check(schema, [f'"{text}"' for text in accepted], [f'"{text}"' for text in refused])
 
 
@@ -243,7 +243,7 @@ def test_names_that_cannot_be_held_are_refused(rule: object) -> None:
     ],
 )
 def test_large_limits_hold(rule: dict[str, int], accepted: list[int], refused: list[int]) -> None:
-    schema = {"type": "integer", **rule}
+    schema: Schema = {"type": "integer", **rule}
     check(schema, [str(number) for number in accepted], [str(number) for number in refused])
 
 

@@ -4,6 +4,7 @@ winner."""
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -68,6 +69,63 @@ def test_noise_of_which_all_bits_are_set_never_wins() -> None:
 def test_distribution_of_the_values() -> None:
     values = torch.stack([Noise(11, 20_000).at(position) for position in range(20)]).double()
     assert kstest(values.flatten().numpy(), gumbel_r.cdf).pvalue > 1e-3
+
+
+def test_mix64_is_the_published_splitmix64() -> None:
+    """First outputs of splitmix64 from the state 1234567."""
+    words = [mix64(1234567 + i * 0x9E3779B97F4A7C15) for i in (1, 2, 3)]
+    assert words == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+def test_seed_and_position_cannot_be_exchanged() -> None:
+    tokens = torch.arange(50)
+    rows = {
+        tuple(noise_bits(seed, position, tokens).tolist())
+        for seed in range(20)
+        for position in range(20)
+    }
+    assert len(rows) == 400
+
+
+@pytest.mark.parametrize("bits", [0, 1, 2**63 - 1, -(2**63), -(2**12)])
+def test_noise_of_extreme_bits_is_finite(bits: int) -> None:
+    assert abs(gumbels_(torch.tensor([bits])).item()) < 38
+
+
+def test_noise_that_is_made_again_is_the_same() -> None:
+    noise = Noise(5, 100)
+    first = noise.at(0).clone()
+    assert noise.at(0) is noise.at(0)
+    for position in range(500):
+        noise.at(position)
+    assert torch.equal(noise.at(0), first)
+
+
+@cache
+def best_two(positions: int) -> torch.Tensor:
+    """The largest two noises of a large vocabulary at each position."""
+    tokens = torch.arange(BIG)
+    rows = [gumbels_of(9, position, tokens).topk(2).values for position in range(positions)]
+    return torch.stack(rows)
+
+
+def test_the_largest_noise_of_a_large_vocabulary() -> None:
+    """It is a Gumbel value shifted by log V, and the leaders do not collide, as they would if the
+    uniforms were coarse."""
+    best = best_two(200)
+    assert (best[:, 0] == best[:, 1]).sum() <= 2  # float32 itself makes one in about 1,000
+    assert len(set(best[:, 0].tolist())) == 200
+    shifted = best[:, 0].double() - math.log(BIG)
+    assert kstest(shifted.numpy(), gumbel_r.cdf).pvalue > 1e-3
+
+
+def test_rare_tokens_win_as_often_as_they_should() -> None:
+    """A large vocabulary shares 30% of the probability, one token more has the others."""
+    best = best_two(200)[:, 0]
+    score = math.log(0.7 / (0.3 / BIG))
+    others = torch.stack([gumbels_of(10, position, torch.tensor([0])) for position in range(200)])
+    wins = int((best > score + others[:, 0]).sum())
+    assert abs(wins - 200 * 0.3) < 4 * math.sqrt(200 * 0.3 * 0.7)
 
 
 @pytest.mark.parametrize("axis", ["position", "seed", "token"])

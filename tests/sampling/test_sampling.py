@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -23,6 +24,7 @@ from transformers import (
 )
 
 from tokenswift.config.sampling import SamplingParams
+from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.sampling import sampler as sampler_module
 from tokenswift.sampling.filters import eta, min_p, processed, repetition_penalty, top_k, top_p
 from tokenswift.sampling.sampler import Sampler
@@ -62,6 +64,81 @@ def test_processors_equal_transformers(seed: int, width: int, spread: float) -> 
         same(min_p(rows, p), MinPLogitsWarper(p)(IDS, rows))  # type: ignore[arg-type]
     for epsilon in (2e-4, 2e-3, 0.1, 0.9):
         same(eta(rows, epsilon), EtaLogitsWarper(epsilon)(IDS, exact).float())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("filter_of", "value"), [(top_k, 2), (top_p, 0.4), (min_p, 1 - 1e-7), (eta, 0.9)]
+)
+def test_ties_at_the_cut_are_all_kept(
+    filter_of: Callable[[Tensor, Any], Tensor], value: float
+) -> None:
+    scores = torch.tensor([[1.0, 5.0, 5.0, 0.0, 5.0, 5.0, -2.0]])
+    is_left = filter_of(scores, value)[0] > -math.inf
+    assert is_left.nonzero().squeeze(1).tolist() == [1, 2, 4, 5]
+
+
+def test_a_repeated_id_is_penalised_once() -> None:
+    logits = torch.tensor([[2.0, -2.0, 1.0]])
+    ids = torch.tensor([[0, 1, 0, 1, 1]])
+    assert repetition_penalty(logits, ids, 2.0).tolist() == [[1.0, -4.0, 1.0]]
+    assert logits.tolist() == [[2.0, -2.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("history", "path", "token"),
+    [
+        ([0, 1, 2, 3], [], 0),  # token 0 has left the window
+        ([0, 1, 2], [], 0),
+        ([0, 2], [], 1),
+        ([0, 2], [3], 1),
+        ([0, 2], [3, 3], 0),  # tokens of a path push it out, too
+    ],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_only_the_newest_tokens_are_penalised(
+    kernels: CpuBackend, history: list[int], path: list[int], token: int, compiled: bool
+) -> None:
+    params = SamplingParams(penalty_window=3, repetition_penalty=2.0, greedy=True)
+    ranker = kernels.ranker(params) if compiled else None
+    sampler = Sampler(params, 5, "cpu", ranker)
+    logits = torch.tensor([[5.0, 4.0, 3.0, 0.0, 0.0]])
+    assert sampler.choose(logits, history, [path]) == [token]
+
+
+def test_greedy_ignores_temperature_filters_and_noise() -> None:
+    params = SamplingParams(greedy=True, temperature=9.0, top_k=1, min_p=0.5, seed=3)
+    sampler = Sampler(params, 100)
+    logits = logits_of(0, 1, 100, 3.0)
+    history = [int(logits.argmax())] * 5
+    expected = repetition_penalty(logits, torch.tensor([history]), params.repetition_penalty)
+    assert torch.equal(sampler.scores(logits, history, [[]]), expected)
+    assert torch.equal(sampler.perturbed(logits, history, [[]]), expected)
+    assert sampler.choose(logits, history, [[]]) == [int(expected.argmax())]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_low_precision_logits_are_chosen_in_float32(
+    kernels: CpuBackend, dtype: torch.dtype, compiled: bool
+) -> None:
+    params = SamplingParams(seed=4, temperature=0.7)
+    sampler = Sampler(params, 200, "cpu", kernels.ranker(params) if compiled else None)
+    rows = logits_of(3, 20, 200, 2.0).to(dtype)
+    paths = [[token] for token in range(20)]
+    assert sampler.scores(rows, [1], paths).dtype == torch.float32
+    assert sampler.choose(rows, [1], paths) == sampler.choose(rows.float(), [1], paths)
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_the_choice_among_equal_scores_is_the_noises(seed: int) -> None:
+    """Seed and position decide by the noise alone, whatever the text is."""
+    params = SamplingParams(min_p=0.0, repetition_penalty=1.0, seed=seed)
+    sampler = Sampler(params, 30)
+    best = [int(sampler.noise.at(length).argmax()) for length in range(1, 12)]
+    assert len(set(best)) > 5
+    for token in (0, 7):
+        texts = [[token] * length for length in range(1, 12)]
+        assert [sampler.choose(torch.zeros(1, 30), text, [[]])[0] for text in texts] == best
 
 
 def test_processors_in_sequence_equal_transformers() -> None:

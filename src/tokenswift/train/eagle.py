@@ -291,4 +291,6 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor) -> None:
     if tensor.ndim < 2 or tensor.shape[1] % Q8_0.block:
         writer.add_tensor(name, tensor.float().numpy())
     else:
-        writer.add_tensor(name, Q8_0.encode(tensor).numpy(), raw_dtype=Q8_0.code)
+        writer.add_tensor(
+            name, Q8_0.encode(tensor).numpy(), raw_dtype=gguf.GGMLQuantizationType(Q8_0.code)
+        )

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
