@@ -66,7 +66,6 @@ def test_a_callback_may_close_the_llm(llm: LLM) -> None:
         tickets[0].on_event(lambda event: llm.close())
         are_submitted.set()
         wait_for(*tickets)
-    assert tickets[0].result.token_ids == texts[0].token_ids
     for ticket, text in zip(tickets, texts, strict=True):
         try:
             assert ticket.result.token_ids == text.token_ids
