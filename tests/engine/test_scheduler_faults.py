@@ -11,7 +11,7 @@ import pytest
 
 from tests.tiny import tiny_model
 from tokenswift import LLM
-from tokenswift.engine.prefix_cache import PrefixCache
+from tokenswift.engine import prefix_cache
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.ticket import Event, Ticket
@@ -113,11 +113,13 @@ def test_a_cache_that_cannot_be_kept_for_later_ends_nothing(
     def fail(*_: object) -> None:
         raise RuntimeError("planted: no memory")
 
-    monkeypatch.setattr(PrefixCache, "retire", fail)
+    monkeypatch.setattr(prefix_cache, "CachedPrefix", fail)
+    prompt = [9] * 40
     with Scheduler(llm) as scheduler:
-        tickets = [scheduler.submit(request(word, count)) for word, count in ((5, 3), (6, 20))]
+        requests = [replace(request(5, count), prompt=[5, *prompt]) for count in (3, 20)]
+        tickets = [scheduler.submit(one) for one in requests]
         wait_for(*tickets)
-        after = scheduler.submit(request(7))
+        after = scheduler.submit(replace(request(7), prompt=[7, *prompt]))
         wait_for(after)
     assert [len(ticket.result.token_ids) for ticket in (*tickets, after)] == [3, 20, 9]
     assert "is not kept for reuse (planted: no memory)" in caplog.text
