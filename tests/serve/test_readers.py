@@ -85,8 +85,8 @@ def test_an_answer_goes_on_with_the_prompt_that_it_began_with(
     with httpx.stream("GET", f"{server.url}/v1/responses/{name}?stream=true") as response:
         next(pieces(response))
     server.close()
-    codec = slow_llm.source.codec
-    monkeypatch.setattr(codec, "chat_template", "another day" + codec.chat_template)
+    tokenizer: Any = slow_llm.source.tokenizer
+    monkeypatch.setattr(tokenizer, "chat_template", "another day" + tokenizer.chat_template)
     assert text_of(slow_llm) != expected
     again = start(slow_llm, run_dir=str(tmp_path / "answers"))
     assert written(again, name) == expected
