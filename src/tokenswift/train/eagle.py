@@ -274,7 +274,10 @@ def _add_config(writer: gguf.GGUFWriter, config: EagleConfig, target: str) -> No
     }.items():
         writer.add_uint32(f"eagle3.{name}", number)
     writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", config.eps)
-    writer.add_float32("eagle3.rope.freq_base", config.rope["rope_theta"])
+    theta = config.rope["rope_theta"]
+    if not isinstance(theta, int | float):
+        raise RunError(f"rope_theta is {theta!r}; valid: a number")
+    writer.add_float32("eagle3.rope.freq_base", theta)
     writer.add_array("eagle3.target_layers", list(config.feature_layers))
 
 
