@@ -46,7 +46,7 @@ class Older(ctypes.CDLL):
 def compiled(sources: Path, name: str, folder: Path) -> str:
     """The library of some sources for an instruction set."""
     out = folder / f"{name}-{len(list(folder.iterdir()))}.so"
-    flags = [*library.FLAGS, *library.own_sets()[name].flags]
+    flags = [*library.FLAGS, *library.instruction_sets()[name].flags]
     subprocess.run(
         ["gcc", *flags, "-shared", "cpu.c", "-o", str(out), "-lm"], cwd=sources, check=True
     )
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=library.fitting(library.processor())[-1:])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 3, 4, 8])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=library.usable())
+    parser.add_argument("--threads", type=int, default=library.usable_processors())
     given = parser.parse_args()
     target: Any = LLM(given.model, dtype="int8", device="cpu").target
     cache = target.new_cache(BEFORE + 64)

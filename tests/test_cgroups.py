@@ -73,7 +73,7 @@ def test_threads_are_a_quota_rounded_down(
     monkeypatch.setattr(library.sys, "platform", "linux")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(6), raising=False)
     monkeypatch.setattr(library, "cpu_quota", lambda: quota)
-    assert library.usable() == threads
+    assert library.usable_processors() == threads
 
 
 STATISTICS = "anon 5\ninactive_file 1000\ntotal_inactive_file 2000\n"

@@ -46,7 +46,7 @@ def test_threads_are_as_many_as_fast_cores(monkeypatch: pytest.MonkeyPatch) -> N
         ({"hw_perflevel0_physicalcpu": 0}, 8),
     ):
         monkeypatch.setattr(ctypes, "CDLL", lambda name, counts=counts: system(**counts))
-        assert library.usable() == expected
+        assert library.usable_processors() == expected
 
 
 @pytest.mark.usefixtures("mac")
@@ -84,7 +84,7 @@ def test_a_run_without_what_only_linux_has(monkeypatch: pytest.MonkeyPatch, tmp_
         monkeypatch.setattr(owner, name, without(getattr(owner, name)))
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(library, "_mac_says", lambda name: 2 if "perflevel" in name else 0)
+    monkeypatch.setattr(library, "_sysctl", lambda name: 2 if "perflevel" in name else 0)
     monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)  # which Linux refuses
     folder = tmp_path / "run"
     stream = llm.stream("hello", 12, "tokenswift", ignore_eos=True, run_dir=folder)

@@ -32,13 +32,13 @@ def runtime() -> str | None:
     which torch throws an exception. None where GCC has no ASan."""
     if shutil.which("gcc") is None:
         return None
-    paths = []
+    paths: list[str] = []
     for name in ("libasan.so", "libstdc++.so"):
-        asked = ["gcc", f"-print-file-name={name}"]
-        found = subprocess.run(
-            asked, capture_output=True, text=True, check=True, timeout=60
-        ).stdout.strip()
-        paths += [found] if os.path.isabs(found) and os.path.exists(found) else []
+        words = ["gcc", f"-print-file-name={name}"]
+        result = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+        path = result.stdout.strip()
+        if os.path.isabs(path) and os.path.exists(path):
+            paths.append(path)
     return " ".join(paths) if paths and "libasan" in paths[0] else None
 
 
@@ -46,24 +46,36 @@ def compiled(target: Sequence[str], library: Path) -> Path:
     """The kernels for a target (flags of the compiler), with sanitizers. This process cannot load
     them."""
     words = [*built.FLAGS, *target, *FLAGS, "-shared", built.SOURCES[0], "-o", str(library), "-lm"]
-    ran = subprocess.run(
+    result = subprocess.run(
         ["gcc", *words], cwd=built.HERE, capture_output=True, text=True, timeout=1200, check=False
     )
-    assert ran.returncode == 0, ran.stderr
+    assert result.returncode == 0, result.stderr
     return library
 
 
-def command(library: Path, module: str, *arguments: str) -> dict[str, Any]:
-    """What `subprocess` is told to run a module as a program with these kernels. A fault that the
-    sanitizers find ends it."""
-    own = {
+def command(library: Path, module: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Arguments of `subprocess` that run a module as a program with these kernels. A fault that
+    the sanitizers find ends it."""
+    variables = {
         "LD_PRELOAD": runtime() or "",
         "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "OMP_NUM_THREADS": "1",
         "TOKENSWIFT_SHAPES": "0",
     }
-    own |= {"UBSAN_OPTIONS": "print_stacktrace=1", "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "tests.kernels.sanitized", str(library), module, *arguments]
-    return {"args": words, "cwd": Path(__file__).parents[2], "env": os.environ | own, "text": True}
+    return {
+        "args": [
+            sys.executable,
+            "-m",
+            "tests.kernels.sanitized",
+            str(library),
+            module,
+            *arguments,
+        ],
+        "cwd": Path(__file__).parents[2],
+        "env": os.environ | variables,
+        "text": True,
+    }
 
 
 def main(path: str, module: str, arguments: list[str]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.tiny import VOCAB, tiny_model
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.formats import Q4_1, Q8_0, Stored
+from tokenswift.kernels.formats import Q4_1, Q8_0, Format, Stored
 from tokenswift.models.target import make_target
 from tokenswift.sampling.rows import LogitRows, Subset
 from tokenswift.sampling.sampler import Sampler
@@ -23,24 +23,27 @@ ROWS = 70
 FOREIGN = (70, 95, 96, -1, -70, 2**31, -(2**31), 2**62, -(2**63))
 
 
-def refused(token: int, count: int = ROWS) -> Any:
-    return pytest.raises(
-        InputError, match=rf"^token id is {token}; valid: 0 to {count - 1}, the model's voc"
-    )
+def refused(token: int, count: int = ROWS) -> AbstractContextManager[object]:
+    """Expects the one line that refuses a token's id."""
+    line = rf"^token id is {token}; valid: 0 to {count - 1}, the model's voc"
+    return pytest.raises(InputError, match=line)
 
 
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32)
 
 
+def stored(form: Format, rows: int) -> Stored:
+    return Stored(form, form.encode(random(rows, 64)))
+
+
 @pytest.mark.parametrize("panels", [True, False])
 def test_rows_of_a_weight(kernels: CpuBackend, panels: bool) -> None:
     backend: Backend = kernels if panels else Backend()
-    low: list[Any] = [
-        Stored(f, f.encode(random(n, 64))) for f, n in ((Q8_0, ROWS), (Q8_0, 32), (Q4_1, 38))
-    ]
-    for given in (random(ROWS, 64), random(ROWS, 64).bfloat16(), low[0], low[1:]):
-        weight = backend.pack(given)
+    dense = random(ROWS, 64)
+    in_parts = [stored(Q8_0, 32), stored(Q4_1, 38)]
+    for source in (dense, dense.bfloat16(), stored(Q8_0, ROWS), in_parts):
+        weight = backend.pack(source)
         assert len(backend.take(weight, torch.tensor([0, ROWS - 1, 5]))) == 3
         for foreign in FOREIGN:
             for ids in ([foreign], [0, foreign, 1]):
@@ -72,9 +75,9 @@ def test_tokens_of_a_text(kernels: CpuBackend, native: bool, limited: bool) -> N
 def test_tokens_of_a_pass(tied: bool) -> None:
     target = make_target(tiny_model("llama", tie_word_embeddings=tied))
     for foreign in (VOCAB, VOCAB + 31, -1):
-        cache, at = target.new_cache(8), torch.arange(2)
+        cache = target.new_cache(8)
         with refused(foreign, VOCAB):
-            target.forward(torch.tensor([1, foreign]), at, cache)
+            target.forward(torch.tensor([1, foreign]), torch.arange(2), cache)
         with refused(foreign, VOCAB):
             target.prefill([1, foreign, 2], cache)
         with refused(foreign, VOCAB):

@@ -162,7 +162,9 @@ def test_rows_have_their_own_bits(kernels: CpuBackend) -> None:
 
 #: builds whose bits are compared: instruction sets as they are compiled, and with tunings by which
 #: GCC splits a multiply-add that it may contract
-BUILDS = [(name, library.own_sets()[name].flags) for name in library.fitting(library.processor())]
+BUILDS = [
+    (name, library.instruction_sets()[name].flags) for name in library.fitting(library.processor())
+]
 V3 = "-march=x86-64-v3"
 V4 = "-march=x86-64-v4"
 TUNED = [("avx2", (V3, "-mtune=znver2")), ("avx2", (V3, "-mtune=znver3"))]

@@ -45,7 +45,8 @@ def test_kernels_that_round_by_the_row_are_not_used_and_nothing_is_promised(
     monkeypatch.setattr(backend, "library", lambda folder: compiled)
     with caplog.at_level(logging.WARNING):
         target = targets.make_target(tiny_model("llama"))
-    assert target.backend.name == "torch" and target.numerics()["equal_bits"] is False
+    assert target.backend.name == "torch"
+    assert target.numerics()["equal_bits"] is False
     assert [record.message[:52] for record in caplog.records] == [
         "the compiled CPU kernels give rows other bits than t"
     ]

@@ -33,14 +33,14 @@ def test_the_best_set_of_the_processor_is_taken(monkeypatch: pytest.MonkeyPatch)
 
 def carry(folder: Path, monkeypatch: pytest.MonkeyPatch, *sets: str) -> None:
     """A folder of libraries that the package is taken to carry."""
-    own = [
+    platforms = [
         name
         for name, each in wheels.PLATFORMS.items()
         if each.architecture == library.architecture()
     ]
-    if shutil.which("cc") is None or not own:
+    if shutil.which("cc") is None or not platforms:
         pytest.skip("no C compiler, or another kind of processor")
-    wheels.make(own[0], folder, ["cc"], sets=sets)
+    wheels.make(platforms[0], folder, ["cc"], sets=sets)
     monkeypatch.setattr(library, "BUILT", folder)
     monkeypatch.delenv("TOKENSWIFT_KERNELS", raising=False)
 
@@ -54,17 +54,19 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "version.py").write_text('__version__ = "1.0"\n')
     monkeypatch.setattr(library, "HERE", here)
     monkeypatch.setattr(library, "SOURCES", ("cpu.c",))
-    carry(here / "built", monkeypatch, *list(library.own_sets())[:2])
+    carry(here / "built", monkeypatch, *list(library.instruction_sets())[:2])
     return here / "built"
 
 
 def test_each_set_has_its_library(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, each in list(library.own_sets().items())[:2]:
+    for name, each in list(library.instruction_sets().items())[:2]:
         monkeypatch.setattr(library, "processor", lambda needs=each.needs: f"a processor {needs}")
         carried = library.carried("auto")
-        assert carried is not None and carried.ts_answer() == 42
+        assert carried is not None
+        assert carried.ts_answer() == 42
         assert library.describe() == f"{name} (built in)"
-    monkeypatch.setenv("TOKENSWIFT_KERNELS", first := next(iter(library.own_sets())))
+    first = next(iter(library.instruction_sets()))
+    monkeypatch.setenv("TOKENSWIFT_KERNELS", first)
     assert library.describe() == f"{first} (built in)"
     assert library.carried("native") is None
 
@@ -101,8 +103,10 @@ def test_the_kernels_of_a_wheel_pass_their_check(
     carry(tmp_path, monkeypatch, *{able[0], able[-1]})
     for name in (able[0], able[-1]):
         carried = library.carried(name)
-        assert carried is not None and fault_of(carried) is None
+        assert carried is not None
+        assert fault_of(carried) is None
         monkeypatch.setenv("TOKENSWIFT_KERNELS", name)
         monkeypatch.setattr(targets, "_backends", {})
-        made = targets.backend_for()
-        assert isinstance(made, CpuBackend) and made._lib._name == carried._name
+        backend = targets.backend_for()
+        assert isinstance(backend, CpuBackend)
+        assert backend._lib._name == carried._name

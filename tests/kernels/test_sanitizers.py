@@ -33,14 +33,15 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.slow
 def test_nothing_is_found(library: Path) -> None:
-    tests = [f"tests/{name}" for name in TESTS]
-    chosen = ("-m", "not slow", "-k", "not librar and not compiler and not written")
-    chosen += ("-W", "ignore:Module already imported")  # tokenswift is, before pytest begins
-    ran = run(library, "pytest", "-p", "no:cacheprovider", "-x", *chosen, *tests)
-    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-8000:]
+    arguments = ["-p", "no:cacheprovider", "-x", "-m", "not slow"]
+    arguments += ["-k", "not librar and not compiler and not written"]
+    arguments += ["-W", "ignore:Module already imported"]  # tokenswift is, before pytest begins
+    arguments += [f"tests/{name}" for name in TESTS]
+    result = run(library, "pytest", arguments)
+    assert result.returncode == 0, (result.stdout + result.stderr)[-8000:]
 
 
-def run(library: Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(library: Path, module: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
     """A module run as a program with these kernels."""
-    told = sanitized.command(library, module, *arguments)
-    return subprocess.run(**told, capture_output=True, timeout=1200, check=False)
+    command = sanitized.command(library, module, arguments)
+    return subprocess.run(**command, capture_output=True, timeout=1200, check=False)

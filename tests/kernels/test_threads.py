@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from typing import Any
+from multiprocessing.queues import Queue
 
 import pytest
 import torch
@@ -15,11 +15,12 @@ from tokenswift.kernels.cpu.backend import CpuBackend
 
 @pytest.mark.parametrize("count", [2, 7])
 def test_products_on_any_number_of_threads(kernels: CpuBackend, count: int) -> None:
-    made = torch.Generator().manual_seed(count)
-    packed = kernels.pack(torch.randn(1100, 600, generator=made))
-    one, many = CpuBackend(kernels._lib, 1), CpuBackend(kernels._lib, count)
+    noise = torch.Generator().manual_seed(count)
+    packed = kernels.pack(torch.randn(1100, 600, generator=noise))
+    one = CpuBackend(kernels._lib, 1)
+    many = CpuBackend(kernels._lib, count)
     for rows in (1, 3, 40):
-        states = torch.randn(rows, 600, generator=made)
+        states = torch.randn(rows, 600, generator=noise)
         expected = one.linear(states, packed)
         for _ in range(200):
             assert torch.equal(many.linear(states, packed), expected)
@@ -32,7 +33,7 @@ def _text(llm: LLM) -> list[int]:
     ).token_ids
 
 
-def _in_child(llm: LLM, results: Any) -> None:
+def _in_child(llm: LLM, results: Queue[list[int]]) -> None:
     results.put(_text(llm))
 
 
@@ -41,8 +42,8 @@ def test_a_forked_child_writes_the_same_text() -> None:
     llm = LLM.from_model(tiny_model("llama", hidden_size=96, intermediate_size=256))
     expected = _text(llm)  # the team and torch's own threads are at work before the fork
     torch.mm(torch.randn(600, 600), torch.randn(600, 600))
-    context: Any = multiprocessing.get_context("fork")
-    results = context.Queue()
+    context = multiprocessing.get_context("fork")
+    results: Queue[list[int]] = context.Queue()
     child = context.Process(target=_in_child, args=(llm, results))
     child.start()
     try:

@@ -13,7 +13,9 @@ from tokenswift.kv.cache import Entries, FullCache, Tail
 from tokenswift.kv.sparse import SparseCache, select
 
 CPU = torch.device("cpu")
-LAYERS, HEADS, WIDTH = 2, 2, 4
+LAYERS = 2
+HEADS = 2
+WIDTH = 4
 
 
 def _fill(cache: FullCache, count: int, mark: float = 0.0) -> None:
@@ -34,10 +36,10 @@ def _full(length: int, capacity: int = 64) -> FullCache:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 12).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(1, n)))))
 def test_commit_compacts_the_accepted_rows(case: tuple[int, set[int]]) -> None:
-    rows, kept = case
+    rows, accepted = case
     cache = _full(5)
     _fill(cache, rows + 1, mark=100)
-    nodes = (0, *sorted(kept))
+    nodes = (0, *sorted(accepted))
     cache.commit(nodes)
     assert cache.length == 5 + len(nodes)
     expected = [0, 1, 2, 3, 4] + [105 + node for node in nodes]
@@ -55,15 +57,16 @@ def test_a_fork_shares_nothing() -> None:
     _fill(second, 2)
     second.commit((1,))
     second.data.fill_(9.0)
-    assert first.length == 3 and second.length == 4
+    assert first.length == 3
+    assert second.length == 4
     assert torch.equal(first.data[:, :, :3], _full(3).data[:, :, :3])
     with pytest.raises(ValueError, match="capacity is 2; 3 tokens are to be copied"):
         first.fork(2)
 
 
 def _queries(rows: int = 1, seed: int = 0) -> list[torch.Tensor]:
-    made = torch.Generator().manual_seed(seed)
-    return [torch.randn(2 * HEADS, rows, WIDTH, generator=made) for _ in range(LAYERS)]
+    noise = torch.Generator().manual_seed(seed)
+    return [torch.randn(2 * HEADS, rows, WIDTH, generator=noise) for _ in range(LAYERS)]
 
 
 def _random_full(length: int, capacity: int = 64) -> FullCache:
@@ -86,9 +89,17 @@ def _select(
     windows: tuple[int | None, ...] = (None,) * LAYERS,
     chunk: int = 4,
 ) -> None:
-    sparse.load(
-        full, select(policy, full, queries, row, list(windows), sparse.budget, sparse.sinks, chunk)
+    chosen = select(
+        policy,
+        full,
+        queries,
+        row=row,
+        windows=list(windows),
+        budget=sparse.budget,
+        sinks=sparse.sinks,
+        chunk=chunk,
     )
+    sparse.load(full, chosen)
 
 
 def test_selection_is_sinks_plus_the_most_important_positions() -> None:
@@ -97,20 +108,21 @@ def test_selection_is_sinks_plus_the_most_important_positions() -> None:
     queries = _queries(rows=2)
     assert sparse.exhausted
     _select(sparse, full, queries, row=1)
-    assert not sparse.exhausted and sparse.length == 12
+    assert not sparse.exhausted
+    assert sparse.length == 12
     for layer in range(LAYERS):
         for head in range(HEADS):
             grouped = queries[layer][2 * head : 2 * head + 2, 1]
-            scores = [
-                (sum(float(q @ full.data[2 * layer, head, t]) for q in grouped), t)
-                for t in range(3, 40)
-            ]
-            best = [t for _, t in sorted(scores)[-9:]]  # rising importance
-            assert sparse.positions[layer, head].tolist() == [0, 1, 2, *best]
+            scores: dict[int, float] = {}
+            for position in range(3, 40):
+                key = full.data[2 * layer, head, position]
+                scores[position] = sum(float(query @ key) for query in grouped)
+            best = sorted(scores, key=lambda position: (scores[position], position))[-9:]
+            chosen = [0, 1, 2, *best]  # rising importance
+            assert sparse.positions[layer, head].tolist() == chosen
             for part in (2 * layer, 2 * layer + 1):
-                assert torch.equal(
-                    sparse.data[part, head, :12], full.data[part, head, [0, 1, 2, *best]]
-                )
+                copied = sparse.data[part, head, :12]
+                assert torch.equal(copied, full.data[part, head, chosen])
 
 
 def test_new_tokens_replace_the_least_important_until_the_selection_is_used_up() -> None:
@@ -128,7 +140,8 @@ def test_new_tokens_replace_the_least_important_until_the_selection_is_used_up()
     assert sparse.positions[1, 1].tolist() == [*chosen[1, 1, :2].tolist(), 43, 38, 39, 40, 41, 42]
     assert torch.equal(sparse.data[:, :, 2], full.data[:, :, 43])
     _select(sparse, full, _queries(seed=5), row=0)
-    assert not sparse.exhausted and sparse.selections == 2
+    assert not sparse.exhausted
+    assert sparse.selections == 2
 
 
 def test_sliding_layers_select_within_their_window() -> None:
@@ -152,7 +165,9 @@ def test_a_budget_beyond_the_window_selects_no_more_than_the_window(
         _select(sparse, full, _queries(rows=4), row=3, policy=policy, windows=(10, 10))
         held = sparse.positions[:, :, : sparse.filled].tolist()
         expected = sorted({0, 1, *range(total - 10, total)})
-        assert all(sorted(head) == expected for layer in held for head in layer), (policy, budget)
+        for layer in held:
+            for head in layer:
+                assert sorted(head) == expected, (policy, budget)
 
 
 def test_chunks_come_whole_by_the_product_with_their_mean_key() -> None:
@@ -161,14 +176,15 @@ def test_chunks_come_whole_by_the_product_with_their_mean_key() -> None:
     queries = _queries()
     _select(sparse, full, queries, row=0, policy="chunks")
     grouped = queries[0][:2, 0].sum(0)
-    means = (
-        full.data[0, 0, 3:39].view(9, 4, WIDTH).mean(1) @ grouped
-    )  # 4 recent tokens stay outside
+    # 4 recent tokens stay outside
+    means = full.data[0, 0, 3:39].view(9, 4, WIDTH).mean(1) @ grouped
     best = sorted(sorted(range(9), key=lambda c: float(means[c]))[-3:])
     held = sparse.positions[0, 0].tolist()
-    assert held[:3] == [0, 1, 2] and held[-4:] == [39, 40, 41, 42]
-    chunks = {(place - 3) // 4 for place in held[3:-4]}
-    assert set(best) <= chunks and len(held[3:-4]) == 13
+    assert held[:3] == [0, 1, 2]
+    assert held[-4:] == [39, 40, 41, 42]
+    between = held[3:-4]
+    assert set(best) <= {(position - 3) // 4 for position in between}
+    assert len(between) == 13
     for chunk in best:
         assert {3 + 4 * chunk + i for i in range(4)} <= set(held)
 
@@ -214,7 +230,9 @@ def test_a_sparse_cache_lets_go_of_the_full_one() -> None:
     """Also where it reads layers with windows there."""
     full = FullCache(Entries(1, HEADS, WIDTH, 64, torch.float32, CPU), 40)
     full.tail = Tail(Entries(1, HEADS, WIDTH, 64, torch.float32, CPU), (None, 4))
-    sparse, there = _sparse(full, budget=8, sinks=2), ref(full)
-    assert sparse.tail is full.tail and sparse.tail_length == 40
+    sparse = _sparse(full, budget=8, sinks=2)
+    full_cache = ref(full)
+    assert sparse.tail is full.tail
+    assert sparse.tail_length == 40
     del full
-    assert there() is None
+    assert full_cache() is None

@@ -55,7 +55,7 @@ def use(kind: str) -> bool:
     """Run the engine on kernels of a kind; False where they cannot be compiled."""
     if kind not in kinds():
         return False
-    targets = library.TARGETS if kind == OWN else (library.own_sets()[kind].flags,)
+    targets = library.TARGETS if kind == OWN else (library.instruction_sets()[kind].flags,)
     compiled = library.compiled(cache_dir() / "kernels", targets)
     if not isinstance(compiled, str):
         models._backends["cpu"] = CpuBackend(compiled)

@@ -1,4 +1,4 @@
-"""Acceptance on hand-made trees: which nodes are kept, which rows are looked at, and
+"""Acceptance on trees written by hand: which nodes are kept, which rows are looked at, and
 determinism."""
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def test_tokens_ahead_of_the_text_count_like_text() -> None:
         sampler = Sampler(
             SamplingParams(seed=seed, penalty_window=3, repetition_penalty=3.0, min_p=0.0), 10
         )
-        whole = accept_exact(tree, logits, [4, 1, 2, 9], sampler, all_rows)
-        assert accept_exact(tree, logits, [4, 1], sampler, all_rows, ahead=[2, 9]) == whole
+        as_text = accept_exact(tree, logits, [4, 1, 2, 9], sampler, all_rows)
+        assert accept_exact(tree, logits, [4, 1], sampler, all_rows, ahead=[2, 9]) == as_text
 
 
 def test_the_window_slides_in_the_exact_rule_and_not_in_the_published_one() -> None:
@@ -150,13 +150,11 @@ def test_the_draws_of_the_published_rule_are_pinned() -> None:
     builder = CandidateTree(9)
     for tokens in ([1, 2], [1, 3], [2, 2], [1, 2]):
         builder.add_path(tokens)
-    tree, sampler = (
-        builder.build(),
-        Sampler(SamplingParams(seed=8, min_p=0.0, repetition_penalty=1.0), 4),
-    )
+    tree = builder.build()
+    sampler = Sampler(SamplingParams(seed=8, min_p=0.0, repetition_penalty=1.0), 4)
     logits = torch.linspace(0, 33, 4 * len(tree)).sin().view(-1, 4)
-    found = [accept_published(tree, logits, [9] * length, sampler) for length in range(1, 17)]
-    assert [(one.nodes[-1], one.token) for one in found] == [
+    drawn = [accept_published(tree, logits, [9] * length, sampler) for length in range(1, 17)]
+    assert [(accepted.nodes[-1], accepted.token) for accepted in drawn] == [
         (1, 1),
         (2, 2),
         (2, 1),

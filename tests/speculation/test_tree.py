@@ -25,29 +25,29 @@ def build(paths: list[tuple[list[int], bool]]) -> DraftTree:
     return builder.build()
 
 
+def prefixes_of(paths: list[list[int]]) -> set[tuple[int, ...]]:
+    return {tuple(tokens[:n]) for tokens in paths for n in range(1, len(tokens) + 1)}
+
+
 @given(PATHS)
 @settings(max_examples=200, deadline=None)
-def test_trie_holds_exactly_the_prefixes(paths) -> None:
+def test_trie_holds_exactly_the_prefixes(paths: list[tuple[list[int], bool]]) -> None:
     tree = build(paths)
-    assert (tree.tokens[0], tree.parents[0], tree.depths[0], tree.sources[0]) == (
-        9,
-        -1,
-        0,
-        "target",
-    )
+    assert tree.tokens[0] == 9
+    assert tree.parents[0] == -1
+    assert tree.depths[0] == 0
+    assert tree.sources[0] == "target"
     assert len(tree) == len(tree.parents) == len(tree.depths) == len(tree.sources)
-    prefixes = {tuple(tokens[:n]) for tokens, _ in paths for n in range(1, len(tokens) + 1)}
-    by_heads = {
-        tuple(tokens[:n]) for tokens, ngram in paths if not ngram for n in range(1, len(tokens) + 1)
-    }
-    found = []
+    by_heads = prefixes_of([tokens for tokens, ngram in paths if not ngram])
+    prefixes = []
     for node in range(1, len(tree)):
         assert 0 <= tree.parents[node] < node  # parents first
         assert tree.depths[node] == tree.depths[tree.parents[node]] + 1 == len(tree.path(node))
         prefix = tuple(tree.tokens[i] for i in tree.path(node))
         assert (tree.sources[node] == "ngram") == (prefix not in by_heads)
-        found.append(prefix)
-    assert len(found) == len(set(found)) and set(found) == prefixes
+        prefixes.append(prefix)
+    assert len(prefixes) == len(set(prefixes))
+    assert set(prefixes) == prefixes_of([tokens for tokens, _ in paths])
     edges = {
         (parent, *edge) for parent, below in enumerate(children(tree)) for edge in below.items()
     }
@@ -56,7 +56,7 @@ def test_trie_holds_exactly_the_prefixes(paths) -> None:
 
 @given(PATHS)
 @settings(max_examples=100, deadline=None)
-def test_mask_is_the_ancestor_closure(paths) -> None:
+def test_mask_is_the_ancestor_closure(paths: list[tuple[list[int], bool]]) -> None:
     tree = build(paths)
     expected = [[j == 0 or j in tree.path(i) for j in range(len(tree))] for i in range(len(tree))]
     assert ancestor_mask(tree.parents).tolist() == expected
@@ -65,8 +65,11 @@ def test_mask_is_the_ancestor_closure(paths) -> None:
 def test_what_two_sources_propose_is_likelier() -> None:
     tree = CandidateTree(9)
     node = tree.add(0, 4, "ngram", 0.5)
-    assert tree.add(0, 4, "head", 0.6) == node == tree.child(0, 4) and tree.child(node, 4) is None
-    assert tree.chances[node] == pytest.approx(0.8) and tree.sources[node] == "head"
+    assert tree.add(0, 4, "head", 0.6) == node
+    assert tree.child(0, 4) == node
+    assert tree.child(node, 4) is None
+    assert tree.chances[node] == pytest.approx(0.8)
+    assert tree.sources[node] == "head"
     assert tree.path_chance(tree.add(node, 4)) == pytest.approx(0.8 * 0.98)
 
 
@@ -109,8 +112,10 @@ def test_the_selection_is_the_best_of_all_trees(seed: int) -> None:
                 best = max(best, sum(map(tree.path_chance, nodes)) - rate * costs[size])
     assert expected - rate * costs[len(chosen)] == pytest.approx(best)
     tree.add_path([31])
-    made = tree.build(chosen)
-    assert not made.branches and tree.build().branches == (len(tree) - 1,)
-    assert len(made) == len(chosen) + 1 and made.gamma == max(made.depths)
-    for place, node in enumerate(chosen, 1):
-        assert [made.tokens[i] for i in made.path(place)] == tree.path(node)
+    part = tree.build(chosen)
+    assert part.branches == ()
+    assert tree.build().branches == (len(tree) - 1,)
+    assert len(part) == len(chosen) + 1
+    assert part.gamma == max(part.depths)
+    for index, node in enumerate(chosen, 1):
+        assert [part.tokens[i] for i in part.path(index)] == tree.path(node)

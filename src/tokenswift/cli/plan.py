@@ -65,7 +65,7 @@ def expected(run: Any, measured: bool) -> dict[str, Any]:
     target, prompt, new, request = run.model, len(run.prompt), run.max_new_tokens, run.request
     memory, limit = target.backend.memory(), target.rotary.limit
     parts = {"weights": target.weight_bytes + target.copied_bytes}
-    parts["the rest of the program"] = max(0, target.backend.held() - parts["weights"])
+    parts["the rest of the program"] = max(0, target.backend.memory_used() - parts["weights"])
     parts |= {
         f"{n.name} {n.value}": n.nbytes
         for n in needs_of(target, run.strategy, prompt, new)

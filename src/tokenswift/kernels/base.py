@@ -151,7 +151,7 @@ class Backend:
         """Memory of the device; None if unknown."""
         return memory.memory_of(self.device)
 
-    def held(self) -> int:
+    def memory_used(self) -> int:
         """Bytes of the device's memory that this process uses."""
         if self.kind == "cuda":
             return torch.cuda.memory_allocated(self.device)

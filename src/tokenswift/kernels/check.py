@@ -59,19 +59,7 @@ class Case:
         name = f"{form.name if form else ''} {active or dtype}, heads of {width}"
         self.name = f"{name}, keys of {keys or dtype}".strip()
         self._bodies: dict[Backend, Body] = {}
-        self.shape = Shape(
-            layers=LAYERS,
-            hidden=HIDDEN,
-            inner=INNER,
-            heads=HEADS,
-            kv_heads=KV_HEADS,
-            width=width,
-            weights=dtype,
-            keys=keys or dtype,
-            active=active or active_type(dtype),
-            eps=1e-5,
-            scale=width**-0.5,
-        )
+        self.shape = _shape(dtype, keys or dtype, active or active_type(dtype), width)
         random = _Random(backend, form)
         bias = random.tensor((HEADS + 2 * KV_HEADS) * width)
         bias[HEADS * width + OUTLIER] *= 100  # of keys, as some models have it
@@ -143,6 +131,22 @@ class Case:
         )
         backend.layers(self._bodies[backend], layer_pass)
         return states[:count]
+
+
+def _shape(weights: torch.dtype, keys: torch.dtype, active: torch.dtype, width: int) -> Shape:
+    return Shape(
+        layers=LAYERS,
+        hidden=HIDDEN,
+        inner=INNER,
+        heads=HEADS,
+        kv_heads=KV_HEADS,
+        width=width,
+        weights=weights,
+        keys=keys,
+        active=active,
+        eps=1e-5,
+        scale=width**-0.5,
+    )
 
 
 class _Random:

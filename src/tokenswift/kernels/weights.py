@@ -126,7 +126,8 @@ class Packed:
         if any(len(weight) % PANEL for weight in weights[:-1]):
             weights = [Stored(run.format, torch.cat([weight.blocks for weight in weights]))]
         panel_bytes = run.format.panel_bytes(self.columns)
-        panels = _empty(arena, panel_count(rows), panel_bytes, dtype=torch.uint8)
+        empty = large_empty if arena is None else arena.empty
+        panels = empty(panel_count(rows), panel_bytes, dtype=torch.uint8)
         first = 0
         for weight in weights:
             write_panels(weight, panels[first : first + panel_count(len(weight))])
@@ -230,18 +231,14 @@ def _value_type(weights: Sequence[Tensor | Stored]) -> torch.dtype:
     return next(dtypes, torch.float32)
 
 
-def _empty(arena: Arena | None, *shape: int, dtype: torch.dtype) -> Tensor:
-    """Uninitialised memory, of an arena where there is one."""
-    return large_empty(*shape, dtype=dtype) if arena is None else arena.empty(*shape, dtype=dtype)
-
-
 def _dense_panels(weights: Sequence[Tensor], arena: Arena | None) -> Tensor:
     """The panels of weights that stand one below the other, all of one type."""
     dtype = weights[0].dtype
     pair = 2 if dtype == torch.bfloat16 else 1
     rows = sum(len(weight) for weight in weights)
     columns = weights[0].shape[1]
-    data = _empty(arena, panel_count(rows), columns // pair, PANEL, pair, dtype=dtype)
+    empty = large_empty if arena is None else arena.empty
+    data = empty(panel_count(rows), columns // pair, PANEL, pair, dtype=dtype)
     panels = _words(data, pair)[..., 0]
     if any(len(weight) % PANEL for weight in weights[:-1]):
         weights = [torch.cat(list(weights))]

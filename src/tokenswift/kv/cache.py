@@ -54,11 +54,11 @@ class KVCache:
 
     Attributes:
         entries: the memory of keys and values.
-        data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1; in
-            int8 bytes, see `kernels.cpu.int8_cache`.
+        data: (2 · layers, K, capacity, d): layer l's keys at index 2l, its values at 2l + 1; keys
+            and values in int8 are bytes in pages, see `kernels.cpu.int8_cache`.
         ordered: whether entry i is position i (the full cache), so that sliding windows can be
             applied.
-        work: scratch memory of the kernels, uint8, which they enlarge when they need more.
+        work: scratch memory of the kernels, in bytes, which they enlarge when they need more.
         tail: the entries of layers with sliding windows, which are then not in ``data``; None: all
             are in it.
     """
@@ -110,10 +110,12 @@ class KVCache:
         Raises:
             ValueError: there is no room.
         """
-        start, end = self.length, self.length + key_states.shape[2]
+        start = self.length
+        end = start + key_states.shape[2]
         if end > self.data.shape[2]:
             raise ValueError(f"a pass needs {end} rows, the cache has {self.data.shape[2]}")
-        keys, values = self.data[2 * layer_idx], self.data[2 * layer_idx + 1]
+        keys = self.data[2 * layer_idx]
+        values = self.data[2 * layer_idx + 1]
         keys[:, start:end] = key_states[0]
         values[:, start:end] = value_states[0]
         return keys[None, :, :end], values[None, :, :end]
@@ -164,18 +166,19 @@ class Entries:
             source: the entries copied from; may be this one.
             rows: their slots in it, the same for all layers and heads or (L · K, n).
         """
-        to, device = to_device(into, self.data.device), self.data.device
+        device = self.data.device
+        to_slots = to_device(into, device)
         if not isinstance(rows, Tensor):
-            self.data.index_copy_(2, to, source.data.index_select(2, to_device(rows, device)))
+            entries = source.data.index_select(2, to_device(rows, device))
+            self.data.index_copy_(2, to_slots, entries)
             return
         _, kv_heads, capacity, width = source.data.shape
-        first = torch.arange(kv_heads, device=device)[:, None] * capacity  # rows before a head's
-        for layer, places in enumerate(rows.view(self.layers, kv_heads, -1)):
+        head_starts = torch.arange(kv_heads, device=device)[:, None] * capacity
+        for layer, from_slots in enumerate(rows.view(self.layers, kv_heads, -1)):
+            flat_slots = (from_slots + head_starts).flatten()
             for part in (2 * layer, 2 * layer + 1):
-                entries = (
-                    source.data[part].flatten(0, 1).index_select(0, (places + first).flatten())
-                )
-                self.data[part].index_copy_(1, to, entries.view(kv_heads, -1, width))
+                entries = source.data[part].flatten(0, 1).index_select(0, flat_slots)
+                self.data[part].index_copy_(1, to_slots, entries.view(kv_heads, -1, width))
 
     def copy_first(self, source: Entries, length: int) -> None:
         """Copy the first ``length`` entries."""
@@ -201,26 +204,43 @@ class Entries:
         self.data[0::2, :, start : start + keys.shape[2]] = keys.to(self.data.dtype)
 
 
+class TailPlace(NamedTuple):
+    """Where a layer's entries are.
+
+    Attributes:
+        in_tail: whether they are in the tail.
+        index: the layer's number among those that are there, or among those that are not.
+    """
+
+    in_tail: bool
+    index: int
+
+
 class Tail:
     """The newest entries of layers with sliding windows; older ones are dropped in whole chunks.
 
     Args:
         entries: their memory.
         windows: the window of each layer of the model, in tokens; None: it sees everything, and is
-            not in here.
+            not in the tail.
         dropped: positions before the first entry.
 
     Attributes:
-        places: for each layer, whether it is in here, and its number among those that are, or are
-            not.
+        places: where each layer of the model is.
         reach: the widest window.
     """
 
     def __init__(self, entries: Entries, windows: Sequence[int | None], dropped: int = 0) -> None:
-        self.entries, self.windows, self.dropped = entries, windows, dropped
+        self.entries = entries
+        self.windows = windows
+        self.dropped = dropped
         self.reach = max(window for window in windows if window is not None)
-        apart = [window is not None for window in windows]
-        self.places = [(own, apart[:layer].count(own)) for layer, own in enumerate(apart)]
+        self.places: list[TailPlace] = []
+        counts = {True: 0, False: 0}
+        for window in windows:
+            in_tail = window is not None
+            self.places.append(TailPlace(in_tail, counts[in_tail]))
+            counts[in_tail] += 1
 
     def first(self, length: int) -> int:
         """The first position to keep once ``length`` tokens are committed."""
@@ -233,22 +253,26 @@ class Tail:
         first = self.first(length)
         self.entries.drop(first - self.dropped)
         self.dropped = first
-        if (needed := length - first + rows) > self.entries.capacity:
-            held, self.entries = self.entries, self.entries.like(needed)
-            self.entries.copy_first(held, held.capacity)
+        needed = length - first + rows
+        if needed > self.entries.capacity:
+            larger = self.entries.like(needed)
+            larger.copy_first(self.entries, self.entries.capacity)
+            self.entries = larger
 
     def fork(self, capacity: int, length: int) -> Tail:
         """A copy for the first ``length`` tokens."""
-        kept = length - self.dropped
-        made = self.entries.like(max(kept, tail_room(self.windows, capacity)))
-        made.copy_first(self.entries, kept)
-        return Tail(made, self.windows, self.dropped)
+        count = length - self.dropped
+        entries = self.entries.like(max(count, tail_room(self.windows, capacity)))
+        entries.copy_first(self.entries, count)
+        return Tail(entries, self.windows, self.dropped)
 
 
 def tail_room(windows: Sequence[int | None], capacity: int) -> int:
     """Capacity of the tail of a cache for ``capacity`` tokens; 0 without layers with windows."""
-    widest = max((window for window in windows if window is not None), default=-2 * BACK)
-    return min(capacity, widest + 2 * BACK)
+    widths = [window for window in windows if window is not None]
+    if not widths:
+        return 0
+    return min(capacity, max(widths) + 2 * BACK)
 
 
 class FullCache(KVCache):
@@ -266,9 +290,13 @@ class FullCache(KVCache):
     ordered = True  # entry i is position i
 
     def __init__(self, entries: Entries, length: int = 0, tail: Tail | None = None) -> None:
-        self.entries, self.data, self._length, self.tail = entries, entries.data, length, tail
+        self.entries = entries
+        self.data = entries.data
+        self.tail = tail
+        self.layers = entries.layers
+        self.capacity = entries.capacity
         self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self.layers, self.capacity = entries.layers, entries.capacity
+        self._length = length
 
     @property
     def length(self) -> int:
@@ -278,7 +306,8 @@ class FullCache(KVCache):
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""
-        return self.data.nbytes + (0 if self.tail is None else self.tail.entries.data.nbytes)
+        tail_bytes = 0 if self.tail is None else self.tail.entries.data.nbytes
+        return self.data.nbytes + tail_bytes
 
     @property
     def tail_length(self) -> int:
@@ -292,24 +321,21 @@ class FullCache(KVCache):
 
     def holds(self, length: int) -> bool:
         """Whether a sequence can be continued after the first ``length`` entries."""
-        tail = self.tail
-        return length <= self._length and (
-            tail is None or tail.dropped <= max(0, length + 1 - tail.reach)
-        )
+        if length > self._length:
+            return False
+        return self.tail is None or self.tail.dropped <= max(0, length + 1 - self.tail.reach)
 
     def commit(self, nodes: tuple[int, ...]) -> None:
         """Commit rows ``nodes`` (ascending) of the last pass."""
         start = self._length
         # Rows already in their place need no copy: the root always, a whole chain often.
-        kept = 0
-        while kept < len(nodes) and nodes[kept] == kept:
-            kept += 1
-        parts = [(self.entries, start)]
-        if self.tail is not None:
-            parts.append((self.tail.entries, self.tail_length))
-        for entries, first in parts if kept < len(nodes) else ():
-            into = range(first + kept, first + len(nodes))
-            entries.copy(entries, into, [first + node for node in nodes[kept:]])
+        in_place = 0
+        while in_place < len(nodes) and nodes[in_place] == in_place:
+            in_place += 1
+        if in_place < len(nodes):
+            _move(self.entries, start, nodes, in_place)
+            if self.tail is not None:
+                _move(self.tail.entries, self.tail_length, nodes, in_place)
         self._length = start + len(nodes)
 
     def rewind(self, length: int) -> None:
@@ -336,15 +362,20 @@ class FullCache(KVCache):
         if capacity < length or not self.holds(length):
             raise ValueError(
                 f"capacity is {capacity}; {length} tokens are to be copied of {self._length}, of "
-                f"which "
-                "layers with windows may hold the last ones alone"
+                "which layers with windows may hold the last ones alone"
             )
-        made = self.entries.like(capacity)
-        made.copy_first(self.entries, length)
-        return FullCache(
-            made, length, None if self.tail is None else self.tail.fork(capacity, length)
-        )
+        entries = self.entries.like(capacity)
+        entries.copy_first(self.entries, length)
+        tail = None if self.tail is None else self.tail.fork(capacity, length)
+        return FullCache(entries, length, tail)
 
     def keys(self, layer: int) -> Tensor:
         """Committed keys of a layer in floats, (K, T, d)."""
         return self.entries.keys(slice(layer, layer + 1), 0, self._length)[0]
+
+
+def _move(entries: Entries, first: int, nodes: tuple[int, ...], in_place: int) -> None:
+    """Move the entries of a pass's rows ``nodes``, which begin at slot ``first``, together; the
+    first ``in_place`` of them stand where they belong."""
+    into = range(first + in_place, first + len(nodes))
+    entries.copy(entries, into, [first + node for node in nodes[in_place:]])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_LEAST = 1 << 22  # bytes from which large pages are asked for
+_LARGE = 1 << 22  # bytes from which a tensor is given large pages
 _PAGE = mmap.PAGESIZE  # 4 KiB on x86-64; 4, 16 or 64 on arm64
 _HUGEPAGE = 14  # MADV_HUGEPAGE of Linux
 _SLAB = 1 << 26  # bytes that an arena takes at a time
@@ -20,15 +20,16 @@ _LINE = 64  # bytes of a cache line
 
 def large_empty(*shape: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
     """An uninitialised tensor; on Linux the system is asked for large pages for it."""
-    made = torch.empty(*shape, dtype=dtype, device=device)
-    size, at = made.numel() * made.element_size(), made.data_ptr()
-    if made.device.type == "cpu" and size >= _LEAST and sys.platform == "linux":
-        start = -(-at // _PAGE) * _PAGE
+    tensor = torch.empty(shape, dtype=dtype, device=device)
+    if tensor.device.type == "cpu" and tensor.nbytes >= _LARGE and sys.platform == "linux":
+        begin = tensor.data_ptr()
+        first_page = -(-begin // _PAGE) * _PAGE
+        page_bytes = (begin + tensor.nbytes - first_page) // _PAGE * _PAGE
         # only advice: the system may ignore it
         ctypes.CDLL(None).madvise(
-            ctypes.c_void_p(start), ctypes.c_size_t((at + size - start) // _PAGE * _PAGE), _HUGEPAGE
+            ctypes.c_void_p(first_page), ctypes.c_size_t(page_bytes), _HUGEPAGE
         )
-    return made
+    return tensor
 
 
 class Arena:
@@ -36,22 +37,25 @@ class Arena:
     processor's prefetch ends at a page's end. A slab is freed with the last tensor in it."""
 
     def __init__(self) -> None:
-        self._slab, self._used = torch.empty(0, dtype=torch.uint8, device="cpu"), 0
+        self._slab = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._used = 0
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor on the CPU, aligned to a cache line."""
         size = math.prod(shape) * dtype.itemsize
         if size >= _SLAB // 4:
-            return large_empty(*shape, dtype=dtype)
+            return large_empty(size, dtype=torch.uint8).view(dtype).view(shape)
         if self._used + size > len(self._slab):
             self._slab = large_empty(_SLAB, dtype=torch.uint8)
             self._used = -self._slab.data_ptr() % _LINE
-        start, self._used = self._used, self._used + -(-size // _LINE) * _LINE
-        return self._slab[start : start + size].view(dtype).view(shape)
+        begin = self._used
+        self._used += -(-size // _LINE) * _LINE
+        return self._slab[begin : begin + size].view(dtype).view(shape)
 
 
 def to_device(numbers: Sequence[int] | Sequence[float], device: torch.device | str) -> Tensor:
     """A list of numbers as a tensor on a device, without waiting for the device."""
-    device, dtype = torch.device(device), None if numbers else torch.long
-    made = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
-    return made.to(device, non_blocking=True)
+    device = torch.device(device)
+    dtype = None if numbers else torch.long
+    tensor = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
+    return tensor.to(device, non_blocking=True)

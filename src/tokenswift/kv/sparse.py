@@ -33,8 +33,7 @@ class SparseCache(KVCache):
     read there.
 
     Draft passes write behind the slots: :meth:`grow` keeps rows of the last pass as context of the
-        next one,
-    :meth:`rewind` drops them, :meth:`commit_drafted` moves them into slots.
+    next one, :meth:`rewind` drops them, :meth:`commit_drafted` moves them into slots.
 
     Args:
         like: a full cache, for layers, heads, width, dtype and device.
@@ -46,7 +45,9 @@ class SparseCache(KVCache):
     ordered = False
 
     def __init__(self, like: FullCache, budget: int, sinks: int, scratch: int) -> None:
-        self.budget, self.sinks, self.scratch = budget, sinks, scratch
+        self.budget = budget
+        self.sinks = sinks
+        self.scratch = scratch
         # weak, so that a drafter does not keep the full cache of an ended sequence
         self._full: FullCache | None = None if like.tail is None else proxy(like)
         self.entries = like.entries.like(budget + scratch)
@@ -112,13 +113,14 @@ class SparseCache(KVCache):
             chosen: for each layer, n ≤ B positions of each KV head: sinks, then others in rising
                 importance.
         """
-        chosen = [places.to(self.data.device) for places in chosen]
+        chosen = [positions.to(self.data.device) for positions in chosen]
         self.filled = chosen[0].shape[1] if chosen else 0
-        for layer, places in enumerate(chosen):
-            self.positions[layer, :, : self.filled] = places
+        for layer, positions in enumerate(chosen):
+            self.positions[layer, :, : self.filled] = positions
         if chosen:
             self.entries.copy(full.entries, range(self.filled), torch.cat(chosen))
-        self.drafted = self.replaced = 0
+        self.drafted = 0
+        self.replaced = 0
         self._next = self.sinks
         self.selections += 1
 
@@ -131,18 +133,19 @@ class SparseCache(KVCache):
         ``start`` on; of more than fit, the newest."""
         ring = self.budget - self.sinks
         free = min(count, self.budget - self.filled)
+        over = count - free  # entries that replace others
         slots = list(range(self.filled, self.filled + free))
-        slots += [self.sinks + (self._next - self.sinks + i) % ring for i in range(count - free)]
-        if count > free:
-            self._next = self.sinks + (self._next - self.sinks + count - free) % ring
-        if count - free > ring:  # more than one turn of the ring: only the last one stays
+        slots += [self.sinks + (self._next - self.sinks + i) % ring for i in range(over)]
+        if over:
+            self._next = self.sinks + (self._next - self.sinks + over) % ring
+        if over > ring:  # more than one turn of the ring: only the last one stays
             slots = slots[:free] + slots[free:][-ring:]
-        kept = [*range(free), *range(max(free, count - ring), count)]
+        copied = [*range(free), *range(max(free, count - ring), count)]
         self.filled += free
         self.replaced += count
-        self.entries.copy(source.entries, slots, [first + at for at in kept])
-        into, places = to_device(slots, self.data.device), to_device(kept, self.data.device)
-        self.positions[:, :, into] = places + start
+        self.entries.copy(source.entries, slots, [first + index for index in copied])
+        into = to_device(slots, self.data.device)
+        self.positions[:, :, into] = to_device(copied, self.data.device) + start
 
     def turn_sinks(self, by: int, frequencies: Float[Tensor, " half"], origin: Tensor) -> None:
         """Rotate the sinks' keys as if they stood ``by`` positions later (StreamingLLM, Xiao et al.
@@ -152,7 +155,7 @@ class SparseCache(KVCache):
             frequencies: the model's rotary frequencies, (d / 2,).
             origin: the sinks' keys as first written, (layers, K, S, d).
         """
-        self.entries.put_keys(0, _turned(origin, by, frequencies))
+        self.entries.put_keys(0, _rotated_later(origin, by, frequencies))
 
     def turn_window(self, by: int, frequencies: Float[Tensor, " half"]) -> None:
         """Rotate the keys of all slots but the sinks as if they stood ``by`` positions later.
@@ -160,13 +163,14 @@ class SparseCache(KVCache):
         Each turn rounds the keys once in the cache's dtype, so turn seldom and far.
         """
         keys = self.entries.keys(slice(None), self.sinks, self.filled)
-        self.entries.put_keys(self.sinks, _turned(keys, by, frequencies))
+        self.entries.put_keys(self.sinks, _rotated_later(keys, by, frequencies))
 
 
-def _turned(keys: Tensor, by: int, frequencies: Float[Tensor, " half"]) -> Tensor:
+def _rotated_later(keys: Tensor, by: int, frequencies: Float[Tensor, " half"]) -> Tensor:
     """Rotated keys (…, d) in float32 as if written ``by`` positions later."""
     angle = (by * frequencies.double()).float()
-    cos, sin = (torch.cat([part, part]) for part in (angle.cos(), angle.sin()))
+    cos = angle.cos().repeat(2)
+    sin = angle.sin().repeat(2)
     first, second = keys.float().chunk(2, dim=-1)
     return keys.float() * cos + torch.cat([-second, first], dim=-1) * sin
 
@@ -176,16 +180,18 @@ def _turned(keys: Tensor, by: int, frequencies: Float[Tensor, " half"]) -> Tenso
 
 def choose(importance: Float[Tensor, "K T"], budget: int, sinks: int) -> Int[Tensor, "K n"]:
     """Positions to select (T > B): sinks, then the most important others in rising importance."""
-    head = torch.arange(sinks, device=importance.device).expand(len(importance), -1)
+    first = torch.arange(sinks, device=importance.device).expand(len(importance), -1)
     best = importance[:, sinks:].topk(budget - sinks, dim=1).indices + sinks
-    return torch.cat([head, best.flip(1)], dim=1)
+    return torch.cat([first, best.flip(1)], dim=1)
 
 
 def useful_budget(budget: int, windows: Sequence[int | None], sinks: int) -> int:
     """The budget, cut to sinks and the widest window where every layer has a window: no layer sees
     more."""
     widths = [window for window in windows if window is not None]
-    return budget if len(widths) < len(windows) or not widths else min(budget, sinks + max(widths))
+    if not widths or len(widths) < len(windows):
+        return budget
+    return min(budget, sinks + max(widths))
 
 
 def select(
@@ -203,8 +209,7 @@ def select(
     Args:
         policy: "important" (paper 3.3), "recent" (StreamingLLM's window), "snapkv" (SnapKV, Li et
             al. 2024: pooled attention of the newest queries) or "chunks" (TriForce, Sun et al.
-                2024: whole
-            chunks by the newest query's product with their mean key).
+            2024: whole chunks by the newest query's product with their mean key).
         queries: per layer, rotated queries of the pass that holds the newest cached token.
         row: the newest token's row in it; the rows before it are its predecessors.
         windows: sliding window of each layer, in tokens. Besides sinks, a layer holds positions of
@@ -215,30 +220,42 @@ def select(
     total = full.length
     budget = useful_budget(budget, windows, sinks)
     if total <= budget:
-        return [
-            torch.arange(total, device=full.data.device).expand(full.entries.kv_heads, -1)
-        ] * full.layers
-    chosen = []
+        every = torch.arange(total, device=full.data.device)
+        return [every.expand(full.entries.kv_heads, -1)] * full.layers
+    selected: list[Tensor] = []
     for layer, query in enumerate(queries):
         keys = full.keys(layer)
-        if policy == "recent":
-            importance = torch.arange(total, device=keys.device).float().expand(len(keys), -1)
-        elif policy == "snapkv":
-            importance = _snapkv(query[:, max(0, row + 1 - OBSERVED) : row + 1], keys)
-        elif policy == "chunks":
-            importance = _chunks(
-                _grouped(query, row, len(keys)), keys, chunk, max(chunk, budget // 8), sinks
-            )
+        if policy == "chunks":
+            recent = max(chunk, budget // 8)
+            importance = _chunks(_grouped(query, row, len(keys)), keys, chunk, recent, sinks)
         else:
-            newest = _grouped(query, row, len(keys)).to(keys.dtype)
-            importance = (keys @ newest[:, :, None]).squeeze(2).float()
+            importance = _importance(policy, query, row, keys)
         window = windows[layer]
         if window is not None and total > window:
-            inside = importance[:, total - window :]
-            before = torch.arange(window - total, 0, device=keys.device)  # rising, the newest is -1
-            importance = torch.cat([inside.amin(1, keepdim=True) + before, inside], dim=1)
-        chosen.append(choose(importance, budget, sinks))
-    return chosen
+            importance = _within(importance, window)
+        selected.append(choose(importance, budget, sinks))
+    return selected
+
+
+def _importance(
+    policy: str, query: Float[Tensor, "H n d"], row: int, keys: Float[Tensor, "K T d"]
+) -> Float[Tensor, "K T"]:
+    """The importance of positions to one layer, by a policy other than "chunks"."""
+    if policy == "recent":
+        positions = torch.arange(keys.shape[1], device=keys.device)
+        return positions.float().expand(len(keys), -1)
+    if policy == "snapkv":
+        return _snapkv(query[:, max(0, row + 1 - OBSERVED) : row + 1], keys)
+    newest = _grouped(query, row, len(keys)).to(keys.dtype)
+    return (keys @ newest[:, :, None]).squeeze(2).float()
+
+
+def _within(importance: Float[Tensor, "K T"], window: int) -> Float[Tensor, "K T"]:
+    """Positions before a window become less important than all in it, the newest the most."""
+    total = importance.shape[1]
+    inside = importance[:, total - window :]
+    before = torch.arange(window - total, 0, device=importance.device)  # rising to -1
+    return torch.cat([inside.amin(1, keepdim=True) + before, inside], dim=1)
 
 
 def _grouped(query: Float[Tensor, "H n d"], row: int, kv_heads: int) -> Float[Tensor, "K d"]:
@@ -248,10 +265,10 @@ def _grouped(query: Float[Tensor, "H n d"], row: int, kv_heads: int) -> Float[Te
 
 def _recent_first(importance: Float[Tensor, "K T"], count: int) -> Float[Tensor, "K T"]:
     """Raise the last ``count`` positions above all others, the newest highest."""
-    top = importance.amax() if importance.shape[1] else importance.new_zeros(())
-    importance[:, importance.shape[1] - count :] = top + torch.arange(
-        1, count + 1, device=importance.device
-    )
+    total = importance.shape[1]
+    top = importance.amax() if total else importance.new_zeros(())
+    rising = torch.arange(1, count + 1, device=importance.device)
+    importance[:, total - count :] = top + rising
     return importance
 
 
@@ -260,8 +277,9 @@ def _snapkv(queries: Float[Tensor, "H w d"], keys: Float[Tensor, "K T d"]) -> Fl
     kv_heads, total, _ = keys.shape
     packed = queries.to(keys.dtype).reshape(kv_heads, -1, width)  # (K, groups · w, d)
     scores = (packed @ keys.transpose(1, 2)).float() * width**-0.5
-    place = torch.arange(total, device=keys.device)
-    future = place[None] > (total - seen + torch.arange(seen, device=keys.device))[:, None]
+    positions = torch.arange(total, device=keys.device)
+    of_queries = torch.arange(total - seen, total, device=keys.device)
+    future = positions[None] > of_queries[:, None]
     scores = scores.masked_fill(future.repeat(heads // kv_heads, 1), -torch.inf)
     attention = scores.softmax(-1).sum(1)  # over the group and the observation window
     attention = F.avg_pool1d(attention, POOL, stride=1, padding=POOL // 2, count_include_pad=False)

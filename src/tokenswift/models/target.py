@@ -21,7 +21,7 @@ from tokenswift.checks import shown
 from tokenswift.config.loading import RopeScaling
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu import backend as cpu
-from tokenswift.kernels.cpu.library import kernels_wanted, usable
+from tokenswift.kernels.cpu.library import kernels_wanted, usable_processors
 from tokenswift.loader.default_model import DRAFT, cache_dir
 from tokenswift.loader.errors import refused_as
 from tokenswift.loader.load import load
@@ -76,8 +76,10 @@ def backend_for(device: torch.device | str = "cpu", wanted: str = "auto") -> Bac
 def _made(device: torch.device, wanted: str) -> Backend | str:
     """A backend, or the reason why its kernels do not work."""
     if device.type == "cpu":
-        if torch.get_num_threads() > usable():  # a control group may allow fewer processors
-            torch.set_num_threads(usable())
+        if (
+            torch.get_num_threads() > usable_processors()
+        ):  # a control group may allow fewer processors
+            torch.set_num_threads(usable_processors())
         # a forked child inherits the memory of thread pools, but not their threads
         os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
     if (kernels_wanted() if wanted == "auto" else wanted) == "torch" or device.type not in (

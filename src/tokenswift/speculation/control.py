@@ -28,29 +28,43 @@ from tokenswift.speculation.sequence_state import ALONE, BatchLoad
 
 PLAIN = "plain"
 _PLAIN_WORDS = "plain decoding with drafts from the text"
-_PLAIN_EVERY = 256  # steps without two plain ones in a row, after which two are made to time them
-_FAST = 1 / 16  # weight of a new value in running means of costs and chances
-_BIAS_MEMORY = 64.0  # expected drafted tokens over which a mode's bias is averaged
-_FIRST_BIAS_WEIGHT = 4.0  # the same before any was verified
-_LEAST_BIAS = 0.3
-_MOST_BIAS = 1.3
-_LEAST_EXPECTED = 0.05  # drafted tokens below which a step says nothing about the bias
-_MOST_ERROR = 3.0  # factor by which drafting may have taken longer or shorter than expected
-_SLOPE_ROWS = 5  # rows over which the cost of one more is averaged
-# a mode takes over when its rate is this many times the current one's; plain at once
-_MARGIN = 1.02
-_TRIAL = 4  # steps of a trial
+# Each constant stands with what half of it and twice as much do to tokens a unit of time, in the
+# mean of ten texts of made-up steps (tools/control_constants.py, 24 seeds); ±.2% is noise.
+
+# ---- averages
+_FAST = 1 / 16  # weight of a new value in means of costs and chances: a scale, no difference
+_BIAS_MEMORY = 64.0  # expected drafted tokens that a mode's bias is averaged over: -.1, -.1%
+# the same before any was verified, so that heads that bring nothing are not believed for long: with
+# 8, random tokens at T 1.5 in int8 came at .94 of plain decoding's speed instead of .97
+_FIRST_BIAS_WEIGHT = 4.0
+_FIRST_BIAS = 0.8  # bias of a drafter before any of its tokens was verified: .6 -.3%, 1 +.1%
+_LEAST_BIAS = 0.3  # a guard: rates are divided by it
+_MOST_BIAS = 1.3  # a guard: one lucky step is not believed for long
+_MOST_ERROR = 3.0  # a guard: how many times longer than expected drafting may seem to take
+
+# ---- prices before any was timed
+_FIRST_ASKING = 0.03  # plain passes that asking the free drafters takes: 0, +.1%
+_FIRST_CHANCE = 0.35  # chance of a level's best candidate, about what heads reach
+_SLOPE_ROWS = 5  # rows over which the cost of one more is averaged: more than any step of `KNOTS`
+
+# ---- changes of mode
+_MARGIN = 1.02  # a mode takes over at this many times the current one's rate: 1 0%, 1.05 +.1%
+_TRIAL = 4  # steps of a trial: -.1, -.1%
+_TRIAL_RATE = 0.8  # part of the current rate that a mode must promise to be tried: 1 -6.3%, .6 -.1%
 _FIRST_WAIT = 16  # steps of the first pause, and between the first trials; then twice as many
-_LAST_WAIT = 1024  # steps between trials at most
-_ALWAYS = 0.5  # chance of wrong free drafters from which a mode's drafter is always asked
-_TRIAL_RATE = 0.8  # part of the current rate that a mode must promise to be tried (1 in a batch)
-_LOAD_TOKENS = 512  # tokens still to come that repay filling a partial cache
+_LAST_WAIT = 1024  # steps between trials at most: a trial of 4 steps takes .4% of them
+_LOAD_TOKENS = 512  # tokens to come that repay filling a partial cache, which takes 135 ms
+# chance of wrong free drafters from which a mode's drafter is always asked, as its price is learnt
+# only in steps that ask it: .3 -.1%
+_ALWAYS = 0.5
+# steps without two plain ones in a row, after which two are made to time them; twice as often or
+# half as often: -1.1 to +.5% with the prices of an EPYC
+_PLAIN_EVERY = 256
+
+# ---- pauses: chat of the default model .988 of plain, one step in eight that asks .940
 _PAUSE_AFTER = 8  # steps without a draft until a pause; half as many from one pause to the next
-_LONG_PAUSE = 128  # steps of the longest
+_LONG_PAUSE = 128  # steps of the longest pause
 _IDLE_COST = 0.015  # plain passes that asking the free drafters in vain may cost
-_FIRST_ASKING = 0.03  # what that costs, before it was timed
-_FIRST_BIAS = 0.8  # bias of a drafter before any of its tokens was verified
-_FIRST_CHANCE = 0.35  # chance of a level's best candidate before any was seen
 
 
 @dataclass(slots=True)
@@ -121,11 +135,10 @@ class _Mode:
 
     def update_bias(self, expected: float, accepted: int) -> None:
         """Learn the bias from a step's drafted tokens."""
-        if expected > _LEAST_EXPECTED:
-            self.bias_weight = max(expected, min(_BIAS_MEMORY, self.bias_weight + expected))
-            error = accepted - expected * self.bias
-            bias = self.bias + error / self.bias_weight
-            self.bias = min(_MOST_BIAS, max(_LEAST_BIAS, bias))
+        self.bias_weight = max(expected, min(_BIAS_MEMORY, self.bias_weight + expected))
+        error = accepted - expected * self.bias
+        bias = self.bias + error / self.bias_weight
+        self.bias = min(_MOST_BIAS, max(_LEAST_BIAS, bias))
 
 
 @dataclass(frozen=True, slots=True)

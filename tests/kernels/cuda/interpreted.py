@@ -25,7 +25,7 @@ from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.launch import Kernels
 from tokenswift.kernels.cuda.layers import CudaBody
 from tokenswift.kernels.cuda.plan import CHUNK, FAR, NEAR
-from tokenswift.kernels.weights import LayerWeights, Packed
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape
 from tokenswift.kv.passes import Segment
 
 pytestmark = [
@@ -157,42 +157,47 @@ def layer_of(
     )
 
 
-@pytest.mark.parametrize("block", ["usual", "switched", "parallel"])
-def test_passes_are_the_torch_backends_and_recorded_ones_serve_texts_as_they_grow(
-    block: str,
-) -> None:
-    """A layer with all kernels: the states, queries and features of torch; and one graph's buffers
-    for a text of three lengths and for two texts, byte by byte as passes that are not recorded."""
-    recording = CudaBackend(CPU, KERNELS, library)
-    eager = CudaBackend(CPU, KERNELS, library)
-    eager.records = False
-    shape = replace(shape_of(3, 1, 16), parallel=block == "parallel")
-    layer = layer_of(3, 1, 16, 64, 96, block == "usual")
-    if block == "switched":
-        shape = replace(shape, cap=2.0, residual=0.7, gelu=True, norm_all_heads=True)
-        layer = replace(
-            layer,
-            mlp_norm=None,
-            rope=1,
-            window=9,
-            query_norm=random(48, seed=3),
-            key_norm=random(16, seed=4),
-            out_norm=random(64, seed=5),
-            down_norm=random(64, seed=6),
-        )
-    for backend in (recording, eager):
-        for weight in layer.packed():
-            backend.pack(weight.data)
-    backends: list[Backend] = [recording, eager, TORCH]
-    bodies = [backend.body(shape, [layer]) for backend in backends]
+def block_of(kind: str) -> tuple[Shape, LayerWeights]:
+    """A layer as most families have it, with all switches of others, or with attention and MLP in
+    parallel."""
+    shape = replace(shape_of(3, 1, 16), parallel=kind == "parallel")
+    layer = layer_of(3, 1, 16, 64, 96, norms=kind == "usual")
+    if kind != "switched":
+        return shape, layer
+    return replace(shape, cap=2.0, residual=0.7, gelu=True, norm_all_heads=True), replace(
+        layer,
+        mlp_norm=None,
+        rope=1,
+        window=9,
+        query_norm=random(48, seed=3),
+        key_norm=random(16, seed=4),
+        out_norm=random(64, seed=5),
+        down_norm=random(64, seed=6),
+    )
 
-    def run(index: int, before: int, parents: list[int]) -> list[Tensor]:
-        """States, queries and features of a pass by one of the backends."""
+
+class Side:
+    """A backend with a layer.
+
+    Args:
+        kind: see :func:`block_of`.
+    """
+
+    def __init__(self, backend: Backend, kind: str) -> None:
+        self.backend = backend
+        self.shape, layer = block_of(kind)
+        if isinstance(backend, CudaBackend):
+            for weight in layer.packed():
+                backend.pack(weight.data)
+        self.body = backend.body(self.shape, [layer])
+
+    def run(self, before: int, parents: list[int]) -> list[Tensor]:
+        """States, queries and features of a pass over two texts."""
         segments = [
             segment(before, len(parents), parents, 1, 16),
             segment(20, 1, [-1], 1, 16, seed=4),
         ]
-        batch = backends[index].batch(segments, shape)
+        batch = self.backend.batch(segments, self.shape)
         count = len(parents) + 1
         rows = len(batch.tokens)
         states = random(16, 64)[:rows]
@@ -201,13 +206,27 @@ def test_passes_are_the_torch_backends_and_recorded_ones_serve_texts_as_they_gro
         layer_pass = LayerPass(
             batch=batch, states=states, cos=angles.cos(), sin=angles.sin(), features=features
         )
-        queries = backends[index].layers(bodies[index], layer_pass)
+        queries = self.backend.layers(self.body, layer_pass)
         return [states[:count], torch.cat(queries, 2), features.states[:, :count]]
 
+
+@pytest.mark.parametrize("block", ["usual", "switched", "parallel"])
+def test_passes_are_the_torch_backends_and_recorded_ones_serve_texts_as_they_grow(
+    block: str,
+) -> None:
+    """A layer with all kernels: the states, queries and features of torch; and one graph's buffers
+    for a text of three lengths and for two texts, byte by byte as passes that are not recorded."""
+    recording = Side(CudaBackend(CPU, KERNELS, library), block)
+    not_recording = CudaBackend(CPU, KERNELS, library)
+    not_recording.records = False
+    eager = Side(not_recording, block)
+    by_torch = Side(TORCH, block)
     for before, parents in ((7, [-1]), (CHUNK + 3, [-1, 0, 0]), (2 * CHUNK - 1, [-1, 0])):
-        recorded, direct, torchs = (run(index, before, parents) for index in range(3))
-        for replayed, same, expected in zip(recorded, direct, torchs, strict=True):
+        replays = recording.run(before, parents)
+        expected = by_torch.run(before, parents)
+        for replayed, same in zip(replays, eager.run(before, parents), strict=True):
             assert torch.equal(replayed, same)
-            torch.testing.assert_close(replayed, expected, rtol=1e-4, atol=1e-4)
-    assert isinstance(bodies[0], CudaBody)
-    assert bodies[0].graphs.count == 1
+        for replayed, near in zip(replays, expected, strict=True):
+            torch.testing.assert_close(replayed, near, rtol=1e-4, atol=1e-4)
+    assert isinstance(recording.body, CudaBody)
+    assert recording.body.graphs.count == 1

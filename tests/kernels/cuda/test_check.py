@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 
 import pytest
 import torch
@@ -89,10 +89,13 @@ def test_replays_that_do_not_work_are_not_used(
     first_outputs: dict[tuple[Graphs, Hashable], tuple[Tensor, ...]] = {}
 
     def run_once(
-        self: Graphs, key: Hashable, work: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
+        self: Graphs,
+        key: Hashable,
+        work: Callable[..., tuple[Tensor, ...]],
+        inputs: Mapping[str, Tensor],
     ) -> tuple[Tensor, ...]:
         if (self, key) not in first_outputs:
-            first_outputs[self, key] = work(*inputs)
+            first_outputs[self, key] = work(**inputs)
         return first_outputs[self, key]
 
     if stale:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 import pytest
 
@@ -17,15 +17,26 @@ def fix_prices(monkeypatch: pytest.MonkeyPatch, row: float = 1e-6) -> None:
     monkeypatch.setattr(Costs, "observe", lambda *args: None)
 
 
-def always(name: str, rate: float = 1.0) -> Any:
+class Choice(Protocol):
+    """What stands in for `Control.mode`."""
+
+    def __call__(self, control: Control, context: int, load: BatchLoad = ALONE) -> str: ...
+
+
+def always(name: str, rate: float = 1.0) -> Choice:
     """`Control.mode` for a drafter that drafts in every step."""
 
-    def mode(self: Control, context: int, load: BatchLoad = ALONE) -> str:
-        self._step += 1
-        self.timing_plain, self.row, self.level, self.load = False, 1e-6, 1e-6, load
-        for known in self.modes.values():
-            known.pass_cost, known.draft = min(known.pass_cost, 1e-6), 0.0
-        self.current, self.tokens_per_pass = name, rate
+    def mode(control: Control, context: int, load: BatchLoad = ALONE) -> str:
+        control._step += 1
+        control.timing_plain = False
+        control.row = 1e-6
+        control.level = 1e-6
+        control.load = load
+        for each in control.modes.values():
+            each.pass_cost = min(each.pass_cost, 1e-6)
+            each.draft = 0.0
+        control.current = name
+        control.tokens_per_pass = rate
         return name
 
     return mode

@@ -2,13 +2,12 @@
 is known.
 
 A token has a *class* and a variant: token ``3 c + u``. The class of the next token follows the
-    class of
-the token *before* the newest one (two cycles of classes take turns), and the newest one's class
-says which variants are likely. So a hidden state holds two things, the newest class (first half of
-its width) and the one before (second half), which an attention head in the upper layer fetches from
-one position back, wherever the key stands in a cache. Heads that draft from such a state are exact:
-their distribution is the model's own, up to rounding. Whatever is off by one token, row, level or
-position drafts something else.
+class of the token *before* the newest one (two cycles of classes take turns), and the newest one's
+class says which variants are likely. So a hidden state holds two things, the newest class (first
+half of its width) and the one before (second half), which an attention head in the upper layer
+fetches from one position back, wherever the key stands in a cache. Heads that draft from such a
+state are exact: their distribution is the model's own, up to rounding. Whatever is off by one
+token, row, level or position drafts something else.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from tests.tiny import build
 from tokenswift.speculation.heads.config import HeadsConfig
 from tokenswift.speculation.heads.modules import Heads
 
-CYCLE, VARIANTS = 7, 3
+CYCLE = 7
+VARIANTS = 3
 CLASSES = 2 * CYCLE
 VOCAB = CLASSES * VARIANTS
 HALF = 32
@@ -40,16 +40,17 @@ def successor(a: int) -> int:
 
 def classes(length: int) -> list[int]:
     """Classes of a scripted text: two interleaved cycles."""
-    found = [0, CYCLE + 3]
-    while len(found) < length:
-        found.append(successor(found[-2]))
-    return found[:length]
+    text = [0, CYCLE + 3]
+    while len(text) < length:
+        text.append(successor(text[-2]))
+    return text[:length]
 
 
 def prompt(length: int) -> list[int]:
     """Tokens of a scripted text, the variant that is likeliest after the class before."""
-    found = classes(length)
-    return [VARIANTS * c + (b % VARIANTS) for b, c in zip([0, *found], found, strict=False)]
+    text = classes(length)
+    pairs = zip([0, *text], text, strict=False)
+    return [VARIANTS * newest + before % VARIANTS for before, newest in pairs]
 
 
 def _advance() -> Tensor:
@@ -129,15 +130,17 @@ def scripted_heads(kind: str, count: int = HEADS) -> Heads:
 def _linear(count: int) -> dict[str, Tensor]:
     """Each head's states have signs of their own, which its last norm takes off: none can stand in
     for another."""
-    made = torch.Generator().manual_seed(5)
-    found, before = {}, torch.ones(WIDTH)
+    generator = torch.Generator().manual_seed(5)
+    weights = {}
+    before = torch.ones(WIDTH)
     for i in range(count):
-        signs = 1.0 - 2.0 * torch.randint(2, (WIDTH,), generator=made)
+        signs = 1.0 - 2.0 * torch.randint(2, (WIDTH,), generator=generator)
         step = signs[:, None] * _advance() * before
-        found[f"layers.{i}.linear.weight"] = (step - torch.eye(WIDTH)) / NORMED
-        found[f"layers.{i}.input_layernorm.weight"] = torch.ones(WIDTH)
-        found[f"layers.{i}.post_layernorm.weight"] = before = signs
-    return found
+        weights[f"layers.{i}.linear.weight"] = (step - torch.eye(WIDTH)) / NORMED
+        weights[f"layers.{i}.input_layernorm.weight"] = torch.ones(WIDTH)
+        weights[f"layers.{i}.post_layernorm.weight"] = signs
+        before = signs
+    return weights
 
 
 def _conditioned() -> dict[str, Tensor]:
@@ -151,15 +154,26 @@ def _conditioned() -> dict[str, Tensor]:
 
 def _medusa(count: int) -> dict[str, Tensor]:
     """One SiLU block makes the state whole; what it is added to is scaled to nothing."""
-    low, high = 0.0, _FAR
-    for _ in range(80):  # SiLU(high) = NORMED
-        middle = (low + high) / 2
-        low, high = (middle, high) if middle / (1 + math.exp(-middle)) < NORMED else (low, middle)
+    high = _silu_inverse(NORMED)
     small = 1e-6
-    found, step = {}, torch.eye(WIDTH)
+    weights = {}
+    step = torch.eye(WIDTH)
     for i in range(count):
         step = _advance() @ step
-        found[f"layers.{i}.final_norm.weight"] = torch.full((WIDTH,), small)
-        found[f"layers.{i}.blocks.0.weight"] = step * (high + _FAR) / (small * NORMED)
-        found[f"layers.{i}.blocks.0.bias"] = torch.full((WIDTH,), -_FAR)
-    return found
+        weights[f"layers.{i}.final_norm.weight"] = torch.full((WIDTH,), small)
+        weights[f"layers.{i}.blocks.0.weight"] = step * (high + _FAR) / (small * NORMED)
+        weights[f"layers.{i}.blocks.0.bias"] = torch.full((WIDTH,), -_FAR)
+    return weights
+
+
+def _silu_inverse(value: float) -> float:
+    """The argument for which SiLU is a positive value, by bisection."""
+    low = 0.0
+    high = _FAR
+    for _ in range(80):
+        middle = (low + high) / 2
+        if middle / (1 + math.exp(-middle)) < value:
+            low = middle
+        else:
+            high = middle
+    return high

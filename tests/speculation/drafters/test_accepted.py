@@ -1,8 +1,7 @@
 """Drafts of scripted models and heads are accepted in full: whatever is off by one is not.
 
 See `scripted`: what follows is known from a hidden state that holds the two newest tokens, and
-    every drafter
-here has what it takes to know it.
+every drafter here has what it takes to know it.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ def test_a_scripted_drafter_is_accepted_in_full(
     monkeypatch.setattr(eagle_model, "CHUNK", 16)
     params = GREEDY if greedy else NOISY
     llm = LLM.from_model(scripted_model(greedy), heads=None, eagle=scripted_eagle(names, window=12))
-    given = {"ngrams": 0, "draft": "hidden"}
-    steps = list(llm.stream(prompt(PROMPT), 300, strategy_options=given, sampling=params))
+    options = {"ngrams": 0, "draft": "hidden"}
+    steps = list(llm.stream(prompt(PROMPT), 300, strategy_options=options, sampling=params))
     drafted = [step for step in steps if step.drafted][:-1]
     assert len(drafted) > 20
     assert all(step.accepted == step.gamma for step in drafted)
@@ -79,7 +79,8 @@ def at_random(monkeypatch: pytest.MonkeyPatch) -> None:
     rnd = random.Random(3)
 
     def mode(self: Control, context: int, load: BatchLoad) -> str:
-        name, rate = rnd.choice(["eagle", "eagle", PLAIN]), rnd.choice([0.0, 0.1, 1.0])
+        name = rnd.choice(["eagle", "eagle", PLAIN])
+        rate = rnd.choice([0.0, 0.1, 1.0])
         return always(name, rate)(self, context, load)
 
     fix_prices(monkeypatch)
@@ -99,23 +100,22 @@ def test_the_text_is_plain_decodings(
     at_random(monkeypatch)
     experts = family == "qwen3_moe"
     model = family_model(family, **FAMILIES[family]) if experts else tiny_model(family)
-    eagle = random_eagle(names=41, own=family != "llama", feature_layers=(1, 0, 2), window=20)
-    llm, params = LLM.from_model(model, heads=None, eagle=eagle), SAMPLINGS[sampling]
+    eagle = random_eagle(names=41, shared=family == "llama", feature_layers=(1, 0, 2), window=20)
+    llm = LLM.from_model(model, heads=None, eagle=eagle)
     options: dict[str, Any] = {"ngrams": 0, "draft": "hidden"}
     texts = [TEXT[:45], TEXT[:40] + TEXT[:5], TEXT[:1], TEXT[:2]]
-    given: dict[str, Any] = {"sampling": params, "ignore_eos": True}
-    plain = [llm.generate(text, 60, "autoregressive", **given).token_ids for text in texts]
-    alone = [llm.generate(text, 60, "auto", options, **given) for text in texts]
+    how: dict[str, Any] = {"sampling": SAMPLINGS[sampling], "ignore_eos": True}
+    plain = [llm.generate(text, 60, "autoregressive", **how).token_ids for text in texts]
+    alone = [llm.generate(text, 60, "auto", options, **how) for text in texts]
     assert [out.token_ids for out in alone] == plain
     assert any("eagle" in out.token_sources for out in alone) or sampling == "greedy"
     for _ in range(2):
-        beside = llm.generate_many(texts, 60, "auto", options, at_once=3, **given)
-        assert [out.token_ids for out in beside] == plain
+        together = llm.generate_many(texts, 60, "auto", options, at_once=3, **how)
+        assert [out.token_ids for out in together] == plain
     fork = llm.prefill(texts[0])
-    assert [fork.generate(60, "auto", options, **given).token_ids for _ in range(2)] == plain[
-        :1
-    ] * 2
-    llm.generate(texts[0], 23, "auto", options, run_dir=tmp_path / "run", **given)
+    for _ in range(2):
+        assert fork.generate(60, "auto", options, **how).token_ids == plain[0]
+    llm.generate(texts[0], 23, "auto", options, run_dir=tmp_path / "run", **how)
     assert resume(tmp_path / "run", max_new_tokens=60, llm=llm).token_ids == plain[0]
 
 
@@ -151,14 +151,14 @@ def test_in_other_types(
     llm = LLM(tiny_folder("llama", **WIDE), heads="none", eagle=weights, device="cpu", **how)
     plain = llm.generate(TEXT, 60, "autoregressive", ignore_eos=True)
     assert llm.generate(TEXT, 60, ignore_eos=True).token_ids == plain.token_ids
-    made = llm.resources.eagle
-    assert made is not None
+    eagle = llm.resources.eagle
+    assert eagle is not None
     reference = EagleReference(replace(weights, tensors=dense), dense["embed"], dense["lm_head"])
     features = torch.randn(3, 20, 64, generator=torch.Generator().manual_seed(1))
     rows = reference.fuse(features.transpose(0, 1).flatten(1))
     _, logits = reference.step(torch.tensor(TEXT[1:21]), rows, torch.arange(20), EagleCache())
-    found = made.logits(made.run(TEXT[1:21], made.fuse(features), 0, made.new_cache()))
-    assert float((found - logits).norm() / logits.norm()) < 0.05
+    states = eagle.run(TEXT[1:21], eagle.fuse(features), 0, eagle.new_cache())
+    assert float((eagle.logits(states) - logits).norm() / logits.norm()) < 0.05
 
 
 # ---- features ------------------------------------------------------------------------------------
@@ -174,37 +174,39 @@ def test_features_are_the_states_between_layers(kind: str) -> None:
     else:
         backend = {"kernels": backend_for(), "torch": Backend(), "cuda": backend_on_cpu()}[kind]
         target = NativeTarget(model, backend, rotary_of(model))
-    cache, other = target.new_cache(80), target.new_cache(80)
+    cache = target.new_cache(80)
+    other = target.new_cache(80)
     assert target.prefill(TEXT[:7], other).features is None
     count = model.config.num_hidden_layers
-    target.feature_layers, target.prefill_chunk = (1, 0, count), 9
+    target.feature_layers = (1, 0, count)
+    target.prefill_chunk = 9
     store = Features(1000)
     target.prefill(TEXT[:30], cache, features=store)
-    at, found = store.drain() or (-1, torch.zeros(0))
+    start, features = store.drain() or (-1, torch.zeros(0))
     with torch.no_grad():
         states = model(torch.tensor([TEXT[:33]]), output_hidden_states=True).hidden_states
         # what leaves the last layer is normed there; what enters the others is not
         wanted = torch.stack([states[1][0], states[0][0]])
     close: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
-    assert at == 0
-    torch.testing.assert_close(found[:2], wanted[:, :30], **close)
+    assert start == 0
+    torch.testing.assert_close(features[:2], wanted[:, :30], **close)
     tree = Segment(
         torch.tensor([*TEXT[30:32], 5, TEXT[32]]),
         torch.tensor([30, 31, 31, 32]),
         cache,
         (-1, 0, 0, 1),
     )
-    beside = Segment(torch.tensor([3]), torch.tensor([7]), other)
-    passes = target.forward_all([beside, tree])
-    given = passes[1].features
-    assert given is not None and passes[0].features is not None
-    torch.testing.assert_close(given[:2, [0, 1, 3]], wanted[:, 30:], **close)
+    row = Segment(torch.tensor([3]), torch.tensor([7]), other)
+    passes = target.forward_all([row, tree])
+    tree_features = passes[1].features
+    assert tree_features is not None
+    torch.testing.assert_close(tree_features[:2, [0, 1, 3]], wanted[:, 30:], **close)
     for each in passes:
         assert each.features is not None
         torch.testing.assert_close(each.features[2], each.hidden.float())
 
 
-# ---- what is said --------------------------------------------------------------------------------
+# ---- messages ------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_by_name(
@@ -212,7 +214,7 @@ def test_a_checkpoint_by_name(
 ) -> None:
     """A folder, a run of it that is resumed, also without a drafter; what is no drafter of the
     model."""
-    folder, options = tiny_folder("llama"), {"ngrams": 0, "draft": "hidden"}
+    folder = tiny_folder("llama")
     config = replace(SIZES, hidden=32, target_hidden=32, head_dim=8, vocab=260, draft_vocab=50)
     named = eagles.write(
         tmp_path / "drafter",
@@ -223,18 +225,18 @@ def test_a_checkpoint_by_name(
     )
     llm = LLM(folder, heads="none", eagle=named, device="cpu", dtype="float32")
     plain = llm.generate(TEXT, 60, "autoregressive", ignore_eos=True)
-    given: dict[str, Any] = {
-        "run_dir": tmp_path / "run",
-        "ignore_eos": True,
-        "strategy_options": options,
-    }
-    half = llm.generate(TEXT, 30, **given)
-    assert half.drafting is not None and "eagle" in half.drafting["modes"]
-    whole = resume(tmp_path / "run", max_new_tokens=50)
-    assert (
-        whole.draft_source.startswith("EAGLE-3 drafter ")
-        and whole.token_ids == plain.token_ids[:50]
+    begun = llm.generate(
+        TEXT,
+        30,
+        strategy_options={"ngrams": 0, "draft": "hidden"},
+        ignore_eos=True,
+        run_dir=tmp_path / "run",
     )
+    assert begun.drafting is not None
+    assert "eagle" in begun.drafting["modes"]
+    resumed = resume(tmp_path / "run", max_new_tokens=50)
+    assert resumed.draft_source.startswith("EAGLE-3 drafter ")
+    assert resumed.token_ids == plain.token_ids[:50]
     monkeypatch.undo()  # the mode is no longer there
     without = LLM(folder, heads="none", eagle="none", device="cpu", dtype="float32")
     assert resume(tmp_path / "run", max_new_tokens=60, llm=without).token_ids == plain.token_ids

@@ -38,10 +38,10 @@ NARROW = frozenset({"narrow", "fc_norm"})
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "names": {"names": 41, "norm_before_residual": True},
-    "shared": {"own": False, "names": 41, "parts": frozenset({"qk_norm"})},
-    "biased": {"own": False, "parts": frozenset({"qkv_bias", "o_bias", "fc_norm"})},
+    "shared": {"shared": True, "names": 41, "parts": frozenset({"qk_norm"})},
+    "biased": {"shared": True, "parts": frozenset({"qkv_bias", "o_bias", "fc_norm"})},
     "3.1": {"norm_output": True, "head_dim": 8, "parts": frozenset({"norm_before_fc"})},
-    "narrow": {"own": False, "names": 41, "hidden": 32, "head_dim": 8, "parts": NARROW},
+    "narrow": {"shared": True, "names": 41, "hidden": 32, "head_dim": 8, "parts": NARROW},
 }
 
 
@@ -52,9 +52,12 @@ def drafts_always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reference_of(weights: EagleWeights, model: Any) -> EagleReference:
-    given = (model.model.embed_tokens.weight.detach(), model.lm_head.weight.detach())
-    window = min(weights.config.window or WINDOW, weights.config.trained)
-    return EagleReference(weights, *given, window=window)
+    return EagleReference(
+        weights,
+        embedding=model.model.embed_tokens.weight.detach(),
+        lm_head=model.lm_head.weight.detach(),
+        window=min(weights.config.window or WINDOW, weights.config.trained),
+    )
 
 
 def backends() -> list[Backend]:
@@ -67,33 +70,36 @@ def backends() -> list[Backend]:
 def test_kernels_give_the_references_rows(form: str, backend: Backend) -> None:
     """A text in three passes, then a tree behind it, depth by depth; over keys that lie before the
     window."""
-    weights, model = random_eagle(window=9, std=0.1, **FORMS[form]), tiny_model("llama")
+    weights = random_eagle(window=9, std=0.1, **FORMS[form])
+    model = tiny_model("llama")
     target = NativeTarget(model, backend, rotary_of(model))
-    made = EagleModel(weights, target)
+    eagle = EagleModel(weights, target)
     reference = reference_of(weights, model)
     features = torch.randn(3, 40, 48, generator=torch.Generator().manual_seed(1))
-    rows, keys = reference.fuse(features.transpose(0, 1).flatten(1)), EagleCache()
+    rows = reference.fuse(features.transpose(0, 1).flatten(1))
+    keys = EagleCache()
     hidden, logits = reference.step(torch.tensor(TEXT[1:41]), rows, torch.arange(40), keys)
-    cache, found = made.new_cache(), []
+    cache = eagle.new_cache()
+    parts = []
     for start, end in ((0, 1), (1, 30), (30, 40)):
-        found.append(
-            made.run(TEXT[start + 1 : end + 1], made.fuse(features[:, start:end]), start, cache)
-        )
+        inputs = eagle.fuse(features[:, start:end])
+        parts.append(eagle.run(TEXT[start + 1 : end + 1], inputs, start, cache))
         cache.commit(tuple(range(end - start)))
-    state = torch.cat(found)
+    state = torch.cat(parts)
     close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(made.fed_back(state), hidden, **close)
-    torch.testing.assert_close(made.logits(state), logits, **close)
+    torch.testing.assert_close(eagle.fed_back(state), hidden, **close)
+    torch.testing.assert_close(eagle.logits(state), logits, **close)
     sampler = target.sampler(SamplingParams())
     sequence = SequenceState(TEXT[:41], 41, target.new_cache(50), target, sampler)
     candidates = Candidates(sequence, sampler, True)
-    tree, branches = candidates.tree, Branches(made, cache, candidates, 39, state[-1:])
+    tree = candidates.tree
+    branches = Branches(eagle, cache, candidates, 39, state[-1:])
     torch.testing.assert_close(branches.logits([0]), logits[-1:], **close)
     # both at first, then those below the first alone, and one of these
     for parents in ((0, 0), (1, 1, 2), (3, 4), (6, 6), (8,)):
         nodes = [tree.add(parent, token) for token, parent in enumerate(parents, 5 * len(tree))]
-        found = branches.logits(nodes)
-        for node, row in zip(nodes, found.split(1), strict=True):
+        drafted = branches.logits(nodes)
+        for node, row in zip(nodes, drafted.split(1), strict=True):
             keys.cut(40)
             last = hidden[-1:]
             for depth, token in enumerate(tree.path(node)):
@@ -106,11 +112,12 @@ def test_kernels_give_the_references_rows(form: str, backend: Backend) -> None:
 
 def test_a_narrow_drafter_is_ranked_with_half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     drafts_always(monkeypatch)
-    seen, given = set[Any](), Sampler.candidates
+    noises = set[tuple[str, float]]()
+    real = Sampler.candidates
 
     def candidates(self: Sampler, rows: LogitRows) -> list[Ranked]:
-        seen.add((form if rows.subset else "target", rows.noise))
-        return given(self, rows)
+        noises.add((form if rows.subset else "target", rows.noise))
+        return real(self, rows)
 
     monkeypatch.setattr(Sampler, "candidates", candidates)
     for form in ("shared", "narrow"):
@@ -118,7 +125,7 @@ def test_a_narrow_drafter_is_ranked_with_half_the_noise(monkeypatch: pytest.Monk
             tiny_model("llama"), heads=None, eagle=random_eagle(window=9, **FORMS[form])
         )
         llm.generate(TEXT, 20, sampling=SAMPLINGS["noisy"])
-    assert seen == {("target", 1.0), ("shared", 1.0), ("narrow", 0.5)}
+    assert noises == {("target", 1.0), ("shared", 1.0), ("narrow", 0.5)}
 
 
 def test_the_shipped_drafter_is_often_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,9 +134,9 @@ def test_the_shipped_drafter_is_often_right(monkeypatch: pytest.MonkeyPatch) -> 
     llm = LLM("smollm2-135m", dtype="float32", device="cpu", heads=None, eagle="shipped")
     params = SamplingParams(seed=2, temperature=0.7, min_p=0.1, repetition_penalty=1.0)
     prompt = prompt_of("harbour", 60)
-    plain, drafted = (
-        llm.generate(prompt, 40, name, sampling=params) for name in ("autoregressive", "auto")
-    )
-    assert drafted.token_ids == plain.token_ids and drafted.metrics.steps < 30
+    plain = llm.generate(prompt, 40, "autoregressive", sampling=params)
+    drafted = llm.generate(prompt, 40, "auto", sampling=params)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.metrics.steps < 30
     with pytest.raises(InputError, match="eagle.*vocab_size is 49152; valid: "):
         LLM.from_model(tiny_model("llama"), heads=None, eagle="shipped")

@@ -80,6 +80,6 @@ def test_the_callers_model_stays_as_it_was(kind: str) -> None:
     assert state_of(model) == before
     again = model(ids, labels=ids).loss
     assert torch.equal(loss, again)
-    again.backward()  # a forward with gradients works, and nothing of it is kept by us
+    again.backward()  # a forward with gradients works, and we keep nothing of it
     assert all(parameter.grad is not None for parameter in model.parameters())
     model.zero_grad()

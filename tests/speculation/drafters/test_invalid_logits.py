@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.speculation.drafters.prices import always, fix_prices
 from tests.speculation.drafters.scripted import prompt, scripted_heads, scripted_model
 from tests.speculation.drafters.test_accepted import GREEDY, NOISY, PROMPT, SMALL
 from tokenswift import LLM, InputError, RunError, SamplingParams
+from tokenswift.kv.cache import KVCache
+from tokenswift.kv.passes import Pass
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.speculation.control import Control
@@ -55,8 +59,8 @@ def equal_to_plain(
     llm: LLM, strategy: str, options: dict[str, Any], params: SamplingParams
 ) -> None:
     plain = llm.generate(prompt(PROMPT), NEW, "autoregressive", sampling=params)
-    got = llm.generate(prompt(PROMPT), NEW, strategy, options, params)
-    assert got.token_ids == plain.token_ids
+    drafted = llm.generate(prompt(PROMPT), NEW, strategy, options, params)
+    assert drafted.token_ids == plain.token_ids
 
 
 @pytest.mark.parametrize(
@@ -90,23 +94,30 @@ def test_passes(
 ) -> None:
     """Of a draft model, or over a partial cache, that give NaN from the first or from a later one
     on."""
-    made, passes = (
-        LLM.from_model(scripted_model(), heads=None if models else scripted_heads("linear")),
-        [0],
-    )
-    real_row, real, target = ModelContext.row, NativeTarget.forward, made.target
+    llm = LLM.from_model(scripted_model(), heads=None if models else scripted_heads("linear"))
+    passes = 0
+    real_row = ModelContext.row
+    real_forward = NativeTarget.forward
 
     def factor() -> float:
-        passes[0] += 1
-        return 1.0 if passes[0] <= late else torch.nan
+        nonlocal passes
+        passes += 1
+        return 1.0 if passes <= late else torch.nan
 
-    def row(self: ModelContext, text: list[int], ahead: Any) -> torch.Tensor:
+    def row(self: ModelContext, text: list[int], ahead: Sequence[int]) -> Tensor:
         return real_row(self, text, ahead) * factor()
 
-    def forward(self: Any, tokens: Any, positions: Any, cache: Any, parents: Any = None) -> Any:
-        found = real(self, tokens, positions, cache, parents)
-        ours = self is target and isinstance(cache, SparseCache)
-        return replace(found, hidden=found.hidden * factor()) if ours else found
+    def forward(
+        self: NativeTarget,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        parents: Sequence[int] | None = None,
+    ) -> Pass:
+        result = real_forward(self, tokens, positions, cache, parents)
+        if self is not llm.target or not isinstance(cache, SparseCache):
+            return result
+        return replace(result, hidden=result.hidden * factor())
 
     if models:
         monkeypatch.setattr(ModelContext, "row", row)
@@ -116,8 +127,8 @@ def test_passes(
         monkeypatch.setattr(Control, "mode", always(MODEL if models else PARTIAL))
     if models or strategy == "triforce":
         options = {**options, "draft_model": scripted_model()}
-    equal_to_plain(made, strategy, options, GREEDY if models else NOISY)
-    assert passes[0] > late
+    equal_to_plain(llm, strategy, options, GREEDY if models else NOISY)
+    assert passes > late
 
 
 def test_the_targets_own_nan_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,9 +140,10 @@ def test_the_targets_own_nan_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(type(llm.target), "logits", logits)
     for strategy, options in [("autoregressive", {}), *OF_HEADS, *OF_MODELS[1:], *OF_PASSES]:
-        given = {**options, "draft_model": scripted_model()} if strategy == "triforce" else options
+        if strategy == "triforce":
+            options = {**options, "draft_model": scripted_model()}
         with pytest.raises(RunError, match="the model's logits for position 50 hold NaN"):
-            llm.generate(prompt(PROMPT), NEW, strategy, given, GREEDY)
+            llm.generate(prompt(PROMPT), NEW, strategy, options, GREEDY)
 
 
 def test_a_draft_model_without_numbers_is_named_when_it_is_loaded() -> None:

@@ -13,7 +13,9 @@ from tokenswift.speculation.drafters.lookup import NgramTable, PromptLookup
 TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=60), max_size=6)
 
 
-def recount(text: list[int], delay: int, length: int, token: int, k: int):
+def recount(
+    text: list[int], delay: int, length: int, token: int, k: int
+) -> list[tuple[tuple[int, ...], int]]:
     """Count from scratch: n-grams wholly older than the newest ``delay`` tokens."""
     old = text[: len(text) - min(delay, len(text))]
     starts = [i for i in range(len(old) - length + 1) if old[i] == token]
@@ -25,8 +27,11 @@ def recount(text: list[int], delay: int, length: int, token: int, k: int):
 
 @given(TEXTS, st.integers(0, 30), st.integers(2, 5), st.integers(0, 12))
 @settings(max_examples=200, deadline=None)
-def test_equals_a_recount_whenever_it_is_asked(chunks, delay: int, length: int, k: int) -> None:
-    table, text = NgramTable(delay, length), list[int]()
+def test_the_table_equals_a_recount_at_any_time(
+    chunks: list[list[int]], delay: int, length: int, k: int
+) -> None:
+    table = NgramTable(delay, length)
+    text = list[int]()
     for chunk in chunks:
         table.extend(chunk)
         text.extend(chunk)
@@ -37,16 +42,18 @@ def test_equals_a_recount_whenever_it_is_asked(chunks, delay: int, length: int, 
 def test_what_was_new_in_its_place_is_less_likely_to_be_copied() -> None:
     """A copy of a copy: its tokens, also behind one that differed, are likelier than one after it.
     A token that ends the text ends the copy."""
-    first, copied = [*range(10, 22)], [*range(10, 16), 50, *range(17, 22)]
+    first = [*range(10, 22)]
+    copied = [*range(10, 16), 50, *range(17, 22)]
     sequence: Any = SimpleNamespace(
         tokens=[*first, 5, *copied, 60, 61, 7, 12, 13, 14, 15, 50], eos={61}
     )
-    made = list[tuple[int, float]]()
+    drafted = list[tuple[int, float]]()
     candidates: Any = SimpleNamespace(
-        min_chance=0.0, add=lambda node, token, chance: made.append((token, chance))
+        min_chance=0.0, add=lambda node, token, chance: drafted.append((token, chance))
     )
     lookup = PromptLookup(False)
     lookup.begin(sequence)
     lookup.propose(sequence, candidates)
-    assert [token for token, _ in made] == [*range(17, 22), 60]
-    assert min(chance for _, chance in made[:5]) > 0.5 > made[5][1]
+    assert [token for token, _ in drafted] == [*range(17, 22), 60]
+    assert min(chance for _, chance in drafted[:5]) > 0.5
+    assert drafted[5][1] < 0.5

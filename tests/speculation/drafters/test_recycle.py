@@ -12,12 +12,17 @@ from tokenswift.speculation.drafters.recycle import RANKED, Rankings
 
 
 def test_rankings_are_found_by_the_longest_end() -> None:
-    table, values = Rankings(), [4.0, 3.0, 2.0, 1.0]
-    table.put([1, 2, 3, 4], older := [9, 8, 7, 6], values)
-    table.put([5, 3, 4], newer := [10, 11, 12, 13], values)
+    table = Rankings()
+    values = [4.0, 3.0, 2.0, 1.0]
+    older = [9, 8, 7, 6]
+    newer = [10, 11, 12, 13]
+    table.put([1, 2, 3, 4], older, values)
+    table.put([5, 3, 4], newer, values)
     assert table.get([0, 2, 3, 4]) == (3, older, values)
-    assert table.get([7, 3, 4]) == (2, newer, values) and table.get([4]) == (1, newer, values)
-    assert table.get([3]) is None and table.get([]) is None
+    assert table.get([7, 3, 4]) == (2, newer, values)
+    assert table.get([4]) == (1, newer, values)
+    assert table.get([3]) is None
+    assert table.get([]) is None
 
 
 def test_a_table_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +39,8 @@ def test_earlier_rankings_are_accepted(monkeypatch: pytest.MonkeyPatch, sampling
     """With nothing else to draft from, of a text whose next token follows from the last two."""
     fix_prices(monkeypatch, 0.01)
     monkeypatch.setattr(PromptLookup, "propose", lambda *args: None)
-    params, llm = (GREEDY if sampling == "greedy" else NOISY), llm_of(None, sampling == "greedy")
+    params = GREEDY if sampling == "greedy" else NOISY
+    llm = llm_of(None, sampling == "greedy")
     steps = list(
         llm.stream(prompt(PROMPT), 400, strategy_options={"draft": "hidden"}, sampling=params)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -50,7 +51,8 @@ def test_chains_end_where_the_text_does(
     llm: LLM, strategy: str, options: dict[str, Any], small: bool, greedy: bool
 ) -> None:
     """Of the last token that is wanted there is no draft: the target chooses it itself."""
-    sampling, options = SamplingParams(seed=3, greedy=greedy), options_of(options, small)
+    sampling = SamplingParams(seed=3, greedy=greedy)
+    options = options_of(options, small)
     for new in (1, 2, 3, 5, 14, 30):
         plain = llm.generate(PROMPT, new, "autoregressive", sampling=sampling, ignore_eos=True)
         left = new
@@ -66,8 +68,11 @@ def test_chains_end_where_the_text_does(
 class Passes:
     """Counts a model's draft passes; in the one numbered ``at`` something happens."""
 
-    def __init__(self, model: Any, at: int, happens: Any) -> None:
-        self.number, self.at, self.happens, self.real = 0, at, happens, model.forward
+    def __init__(self, model: Any, at: int, happens: Callable[[], None]) -> None:
+        self.number = 0
+        self.at = at
+        self.happens = happens
+        self.real = model.forward
         model.forward = self.forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -82,18 +87,22 @@ def test_a_draft_ends_between_two_passes(
     strategy: str, options: dict[str, Any], small: bool
 ) -> None:
     """Whoever cancels a text waits for one pass and not for a whole draft; the others go on."""
-    llm, options, told = LLM.from_model(model_of()), options_of(options, small), threading.Event()
+    llm = LLM.from_model(model_of())
+    options = options_of(options, small)
+    cancelled = threading.Event()
 
     def happens() -> None:
         ticket.cancel()
-        told.set()
+        cancelled.set()
 
     drafter = llm.resources.draft_models.get(options["draft_model"]) if small else llm.target
     passes = Passes(drafter, 3, happens)
     with Scheduler(llm) as scheduler:
         ticket = scheduler.submit(Request(PROMPT, 40, strategy, options, ignore_eos=True))
-        assert told.wait(60) and ticket.wait(60)
+        assert cancelled.wait(60)
+        assert ticket.wait(60)
         assert passes.number == 3, "passes were made for a text that nobody wanted"
         assert ticket.result.finish_reason == "cancelled"
-        beside = scheduler.submit(Request(PROMPT, 5, "autoregressive", ignore_eos=True))
-        assert beside.wait(60) and len(beside.result.token_ids) == 5
+        other = scheduler.submit(Request(PROMPT, 5, "autoregressive", ignore_eos=True))
+        assert other.wait(60)
+        assert len(other.result.token_ids) == 5

@@ -37,7 +37,8 @@ class EagleCache:
     def cut(self, rows: int) -> None:
         """Drop all but the first rows."""
         if self.keys is not None and self.values is not None:
-            self.keys, self.values = self.keys[:, :rows], self.values[:, :rows]
+            self.keys = self.keys[:, :rows]
+            self.values = self.values[:, :rows]
         self.positions = self.positions[:rows]
 
 
@@ -59,19 +60,18 @@ class EagleReference:
         lm_head: Float[Tensor, "V Ht"],
         window: int | None = None,
     ) -> None:
-        self.config, self.d2t = weights.config, weights.d2t
-        self.t = t = {
-            name: unstored(tensor, torch.float32) for name, tensor in weights.tensors.items()
-        }
+        self.config = weights.config
+        self.d2t = weights.d2t
+        t = {name: unstored(tensor, torch.float32) for name, tensor in weights.tensors.items()}
+        self.t = t
         self.embedding = t.get("embed", embedding.float())
-        own = lm_head if weights.d2t is None else lm_head[weights.d2t]
-        self.lm_head = t.get("lm_head", own.float())
+        target_rows = lm_head if weights.d2t is None else lm_head[weights.d2t]
+        self.lm_head = t.get("lm_head", target_rows.float())
         if "narrow" in self.config.parts:
-            self.embedding, self.lm_head = (
-                self.embedding @ t["embed_proj"].T,
-                self.lm_head @ t["out_proj"],
-            )
-        self.rotary, self.window = weights.config.rotary(), window or weights.config.window
+            self.embedding = self.embedding @ t["embed_proj"].T
+            self.lm_head = self.lm_head @ t["out_proj"]
+        self.rotary = weights.config.rotary()
+        self.window = window or weights.config.window
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         if name not in self.t:
@@ -85,10 +85,8 @@ class EagleReference:
             features: of the target's three layers, side by side.
         """
         parts = self._norm(features.float(), "features_norm").chunk(3, dim=-1)
-        return (
-            torch.cat([self._norm(x, f"fc_norm.{n}") for n, x in enumerate(parts)], -1)
-            @ self.t["fc"].T
-        )
+        normed = [self._norm(part, f"fc_norm.{n}") for n, part in enumerate(parts)]
+        return torch.cat(normed, -1) @ self.t["fc"].T
 
     def step(
         self,
@@ -108,13 +106,15 @@ class EagleReference:
         Returns:
             What stands for features at the next depth, and logits over the drafter's tokens.
         """
-        config, t = self.config, self.t
+        config = self.config
+        t = self.t
         hidden = self._norm(features, "hidden_norm")
         x = torch.cat((self._norm(self.embedding[tokens], "input_norm"), hidden), -1)
         q, k, v = (F.linear(x, t[name], t.get(f"{name}_bias")) for name in "qkv")
         q, k, v = (rows.unflatten(-1, (-1, config.head_dim)).transpose(0, 1) for rows in (q, k, v))
-        angles = self.rotary.angles(positions)
-        q, k = rotated(self._norm(q, "q_norm"), *angles), rotated(self._norm(k, "k_norm"), *angles)
+        cos, sin = self.rotary.angles(positions)
+        q = rotated(self._norm(q, "q_norm"), cos, sin)
+        k = rotated(self._norm(k, "k_norm"), cos, sin)
         keys, values = cache.add(k, v, positions)
         seen = cache.positions[None] <= positions[:, None]
         if self.window:
@@ -123,11 +123,10 @@ class EagleReference:
         keys, values = (rows.repeat_interleave(group, dim=0) for rows in (keys, values))
         scores = q @ keys.transpose(1, 2) * config.head_dim**-0.5
         shares = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-        made = (shares @ values).transpose(0, 1).flatten(1)
-        rows = (hidden if config.norm_before_residual else features) + F.linear(
-            made, t["o"], t.get("o_bias")
-        )
+        mixed = (shares @ values).transpose(0, 1).flatten(1)
+        residual = hidden if config.norm_before_residual else features
+        rows = residual + F.linear(mixed, t["o"], t.get("o_bias"))
         x = self._norm(rows, "post_norm")
         rows = rows + (F.silu(x @ t["gate"].T) * (x @ t["up"].T)) @ t["down"].T
-        read = self._norm(rows, "norm")
-        return read if config.norm_output else rows, read @ self.lm_head.T
+        normed = self._norm(rows, "norm")
+        return normed if config.norm_output else rows, normed @ self.lm_head.T

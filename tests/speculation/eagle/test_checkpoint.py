@@ -17,48 +17,53 @@ from tokenswift.speculation.eagle.files import load_eagle
 from tokenswift.types import InputError
 
 CONFIG = eagles.config(norm_before_residual=True)
-FOUND, IDS = eagles.tensors(CONFIG), eagles.ids(CONFIG)
+TENSORS = eagles.tensors(CONFIG)
+IDS = eagles.ids(CONFIG)
 OFFSETS = IDS - torch.arange(len(IDS))
 LISTED = torch.zeros(CONFIG.vocab, dtype=torch.bool)
 LISTED[IDS] = True
 MAPS = {"d2t": OFFSETS, "t2d": LISTED}
 
 
-def same(got: EagleWeights, config: EagleConfig = CONFIG) -> None:
-    assert got.config == config
-    assert got.d2t is not None and got.d2t.tolist() == IDS.tolist()
-    assert got.tensors.keys() == FOUND.keys()
-    for name, tensor in FOUND.items():
-        torch.testing.assert_close(got.tensors[name], tensor, atol=0, rtol=0)
+def check_same(weights: EagleWeights, config: EagleConfig = CONFIG) -> None:
+    assert weights.config == config
+    assert weights.d2t is not None
+    assert weights.d2t.tolist() == IDS.tolist()
+    assert weights.tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        torch.testing.assert_close(weights.tensors[name], tensor, atol=0, rtol=0)
 
 
 def test_all_forms_give_one_drafter(tmp_path: Path) -> None:
     target = eagles.target()
-    same(load_eagle(eagles.write(tmp_path / "research", CONFIG, FOUND, MAPS), target))
-    folder = eagles.write(tmp_path / "speculators", CONFIG, FOUND, MAPS, speculators=True)
-    same(load_eagle(folder, target))
-    same(load_eagle(eagles.write_gguf(tmp_path / "drafter.gguf", CONFIG, FOUND, IDS), target))
+    check_same(load_eagle(eagles.write(tmp_path / "research", CONFIG, TENSORS, MAPS), target))
+    folder = eagles.write(tmp_path / "speculators", CONFIG, TENSORS, MAPS, speculators=True)
+    check_same(load_eagle(folder, target))
+    check_same(
+        load_eagle(eagles.write_gguf(tmp_path / "drafter.gguf", CONFIG, TENSORS, IDS), target)
+    )
     named = {
         f"model.{name}": value for name, value in load_file(folder / "model.safetensors").items()
     }
     torch.save(named, tmp_path / "research" / "pytorch_model.bin")
     (tmp_path / "research" / "model.safetensors").unlink()
-    same(load_eagle(tmp_path / "research", target))
+    check_same(load_eagle(tmp_path / "research", target))
 
 
 def test_without_a_map_all_tokens_are_drafted(tmp_path: Path) -> None:
     config = eagles.config(draft_vocab=90)
-    found = eagles.tensors(config)
+    tensors = eagles.tensors(config)
     for maps in ({}, {"d2t": torch.zeros(90, dtype=torch.long)}):
-        got = load_eagle(eagles.write(tmp_path, config, found, maps), eagles.target())
-        assert got.d2t is None and got.config.draft_vocab == 90
+        weights = load_eagle(eagles.write(tmp_path, config, tensors, maps), eagles.target())
+        assert weights.d2t is None
+        assert weights.config.draft_vocab == 90
 
 
 def bad(name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
-    return FOUND | {name: value}
+    return TENSORS | {name: value}
 
 
-NAN = FOUND["down"].clone()
+NAN = TENSORS["down"].clone()
 NAN[3, 3] = torch.nan
 Changes = dict[str, Any]
 REFUSED: dict[str, tuple[Changes, Changes, Changes, str]] = {
@@ -105,25 +110,25 @@ REFUSED: dict[str, tuple[Changes, Changes, Changes, str]] = {
     ),
     "type": (
         {},
-        bad("o", FOUND["o"].long()),
+        bad("o", TENSORS["o"].long()),
         {},
         r"o_proj.weight is .* in I64; valid: .* in F32, BF16",
     ),
     "shape": (
         {},
-        bad("q", FOUND["q"][:8]),
+        bad("q", TENSORS["q"][:8]),
         {},
         r"q_proj.weight is \(8, 64\) in F32; valid: \(32, 64\)",
     ),
     "missing": (
         {},
-        {k: v for k, v in FOUND.items() if k != "up"},
+        {k: v for k, v in TENSORS.items() if k != "up"},
         {},
         "lacks the tensor up; valid: ",
     ),
-    "one more": ({}, bad("x", FOUND["q"].clone()), {}, "tensor x is .*valid: a file without it"),
+    "one more": ({}, bad("x", TENSORS["q"].clone()), {}, "tensor x is .*valid: a file without it"),
     "half a part": ({}, bad("fc_norm.1", torch.ones(32)), {}, "lacks the tensor fc_norm.0"),
-    "model": ({}, {"embed": FOUND["embed"]}, {}, "lacks the tensor fc; valid: "),
+    "model": ({}, {"embed": TENSORS["embed"]}, {}, "lacks the tensor fc; valid: "),
     "p-eagle": (
         {"speculators_model_type": "peagle"},
         {},
@@ -135,11 +140,12 @@ REFUSED: dict[str, tuple[Changes, Changes, Changes, str]] = {
 
 @pytest.mark.parametrize("case", list(REFUSED))
 def test_what_is_refused(case: str, tmp_path: Path) -> None:
-    said, found, target, message = REFUSED[case]
-    folder = eagles.write(tmp_path, CONFIG, found or FOUND, MAPS, **said)
+    fields, tensors, target, message = REFUSED[case]
+    folder = eagles.write(tmp_path, CONFIG, tensors or TENSORS, MAPS, **fields)
     with pytest.raises(InputError, match=message) as error:
         load_eagle(folder, eagles.target(**target))
-    assert "\n" not in str(error.value) and "valid:" in str(error.value) or "not finite" in message
+    assert "\n" not in str(error.value)
+    assert "valid:" in str(error.value) or "not finite" in message
 
 
 @pytest.mark.parametrize(
@@ -154,7 +160,7 @@ def test_what_is_refused(case: str, tmp_path: Path) -> None:
 )
 def test_hostile_maps(maps: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
-        load_eagle(eagles.write(tmp_path, CONFIG, FOUND, maps), eagles.target())
+        load_eagle(eagles.write(tmp_path, CONFIG, TENSORS, maps), eagles.target())
 
 
 def test_a_gguf_file_has_ids(tmp_path: Path) -> None:
@@ -162,7 +168,7 @@ def test_a_gguf_file_has_ids(tmp_path: Path) -> None:
         ("eagle3", OFFSETS, "d2t does not name 40"),
         ("llama", IDS, "architecture"),
     ):
-        file = eagles.write_gguf(tmp_path / "drafter.gguf", CONFIG, FOUND, ids, kind)
+        file = eagles.write_gguf(tmp_path / "drafter.gguf", CONFIG, TENSORS, ids, kind)
         with pytest.raises(InputError, match=message):
             load_eagle(file, eagles.target())
 
@@ -171,7 +177,7 @@ def test_broken_files(tmp_path: Path) -> None:
     target = eagles.target()
     with pytest.raises(InputError, match="has no config.json and is not a GGUF file"):
         load_eagle(tmp_path / "nothing", target)
-    folder = eagles.write(tmp_path / "a", CONFIG, FOUND, MAPS)
+    folder = eagles.write(tmp_path / "a", CONFIG, TENSORS, MAPS)
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-40])
     with pytest.raises(InputError, match="cannot be read as safetensors"):

@@ -1,8 +1,7 @@
 """The forward pass against another implementation: the model of the `speculators` package.
 
-It does not stand among the requirements: its pins exclude what is tested here. `make eagle-peer`
-    installs it
-beside and runs this file; elsewhere it is skipped.
+It is no requirement, as its pins exclude what is tested here. `make eagle-peer` installs it and
+runs this file; elsewhere it is skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ core = pytest.importorskip(
     "speculators.models.eagle3.core", reason="make eagle-peer installs speculators"
 )
 
-TEXT, DEPTHS = 20, 5
+TEXT = 20
+DEPTHS = 5
 
 
 def peer(kind: str, sizes: dict[str, Any], **flags: Any) -> Any:
@@ -35,7 +35,7 @@ def peer(kind: str, sizes: dict[str, Any], **flags: Any) -> Any:
     )
     layer = AutoConfig.for_model(kind, **sizes)
     layer._attn_implementation = "eager"
-    made = core.Eagle3DraftModel(
+    model = core.Eagle3DraftModel(
         eagle3.Eagle3SpeculatorConfig(
             transformer_layer_config=layer,
             draft_vocab_size=40,
@@ -51,12 +51,12 @@ def peer(kind: str, sizes: dict[str, Any], **flags: Any) -> Any:
     ).eval()
     torch.manual_seed(0)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape) * 0.2 + (parameter.ndim == 1))
         chosen = eagles.ids(eagles.config())
-        made.t2d[chosen] = True  # type: ignore[index]
-        made.d2t.copy_(chosen - torch.arange(40))  # type: ignore[union-attr]
-    return made
+        model.t2d[chosen] = True
+        model.d2t.copy_(chosen - torch.arange(40))
+    return model
 
 
 SIZES: dict[str, Any] = {
@@ -83,17 +83,17 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @torch.no_grad()
-def theirs(made: Any, tokens: Tensor, features: Tensor) -> list[Tensor]:
+def theirs(model: Any, tokens: Tensor, features: Tensor) -> list[Tensor]:
     """Their logits by depth."""
-    found: list[Tensor] = []
-    made.lm_head.register_forward_hook(lambda module, inputs, output: found.append(output[0]))
-    made(
+    logits: list[Tensor] = []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: logits.append(output[0]))
+    model(
         features[None],
         tokens[None],
         torch.zeros(1, len(tokens), dtype=torch.long),
         ttt_steps=DEPTHS,
     )
-    return found
+    return logits
 
 
 @torch.no_grad()
@@ -102,31 +102,33 @@ def ours(reference: EagleReference, tokens: Tensor, features: Tensor, deep: int)
     positions = 1 + torch.arange(len(tokens))
     cache = EagleCache()
     hidden, logits = reference.step(tokens, reference.fuse(features), positions, cache)
-    found = [logits, *(torch.full_like(logits, torch.nan) for _ in range(deep - 1))]
+    by_depth = [logits, *(torch.full_like(logits, torch.nan) for _ in range(deep - 1))]
     for t in range(len(tokens)):
-        chain, state = EagleCache(cache.keys, cache.values, cache.positions), hidden[t : t + 1]
+        chain = EagleCache(cache.keys, cache.values, cache.positions)
         chain.cut(t + 1)
+        state = hidden[t : t + 1]
         for depth in range(1, min(deep, len(tokens) - t)):
-            token, at = tokens[t + depth : t + depth + 1], positions[t : t + 1] + depth
-            state, logits = reference.step(token, state, at, chain)
-            found[depth][t] = logits[0]
-    return found
+            token = tokens[t + depth : t + depth + 1]
+            state, logits = reference.step(token, state, positions[t : t + 1] + depth, chain)
+            by_depth[depth][t] = logits[0]
+    return by_depth
 
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_every_depth(case: str, tmp_path: Path) -> None:
     kind, sizes, flags = CASES[case]
-    made = peer(kind, SIZES | sizes, **flags)
-    made.save_pretrained(tmp_path)
+    model = peer(kind, SIZES | sizes, **flags)
+    model.save_pretrained(tmp_path)
     torch.manual_seed(4)
-    tokens, features = torch.randint(0, 90, (TEXT,)), torch.randn(TEXT, 3 * 32)
+    tokens = torch.randint(0, 90, (TEXT,))
+    features = torch.randn(TEXT, 3 * 32)
     loaded = load_eagle(tmp_path, eagles.target())
     assert loaded.config.feature_layers == (2, 4, 5)
-    nothing = torch.full((90, 32), torch.nan)  # what it has of its own is not the target's
+    nothing = torch.full((90, 32), torch.nan)  # nothing of the target's is used
     # Theirs counts a window from the first depth's row, serving engines and this one from each row.
     deep = 1 if case == "window" else DEPTHS
     got = ours(EagleReference(loaded, nothing, nothing), tokens, features, deep)
-    want = theirs(made, tokens, features)
+    want = theirs(model, tokens, features)
     for depth in range(deep):
         last = TEXT - depth
         torch.testing.assert_close(got[depth][:last], want[depth][:last], atol=1e-5, rtol=1e-5)

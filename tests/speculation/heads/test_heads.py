@@ -24,7 +24,8 @@ from tokenswift.speculation.heads.find import load_heads, resolve_heads
 from tokenswift.speculation.heads.modules import Heads
 from tokenswift.types import InputError
 
-D, V = 16, 40
+D = 16
+V = 40
 
 
 def names(folder: Path) -> list[str]:
@@ -72,8 +73,10 @@ def test_linear_heads_are_the_papers() -> None:
 
 def test_conditioned_heads_by_definition() -> None:
     heads = random_heads("conditioned", inner=8)
-    assert heads.conditioned and len(heads.layers) == 1
-    base, embeds = torch.randn(5, D), torch.randn(5, D)
+    assert heads.conditioned
+    assert len(heads.layers) == 1
+    base = torch.randn(5, D)
+    embeds = torch.randn(5, D)
     w = {k.removeprefix("layers.0."): v for k, v in heads.state_dict().items()}
     state = base
     for i in range(3):
@@ -96,36 +99,43 @@ def test_conditioned_heads_by_definition() -> None:
     "kind,inner", [("linear", 0), ("conditioned", 8), ("conditioned", 0), ("medusa", 2)]
 )
 def test_file_round_trip(kind: str, inner: int, tmp_path: Path) -> None:
-    model, heads = tiny(), random_heads(kind, inner)
+    model = tiny()
+    heads = random_heads(kind, inner)
     save_heads(heads, tmp_path / "a.safetensors", base_of(model), {"steps": 5})
     again, base, notes = read_heads(tmp_path / "a.safetensors")
-    assert again.config == heads.config and notes == {"steps": 5} and base.hidden_size == D
+    assert again.config == heads.config
+    assert notes == {"steps": 5}
+    assert base.hidden_size == D
     for name, tensor in heads.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name])
     loaded = resolve_heads(str(tmp_path / "a.safetensors"), host_of(model))
-    assert loaded is not None and loaded.count == 3
+    assert loaded is not None
+    assert loaded.count == 3
     assert list(tmp_path.iterdir()) == [tmp_path / "a.safetensors"]
 
 
 def test_matrices_of_whole_blocks_are_written_in_eight_bits(tmp_path: Path) -> None:
-    """What they are read as is what their blocks hold; older files have bfloat16, and are read,
-    too."""
-    path, host = tmp_path / "a.safetensors", host_of(tiny(width=64))
+    """They are read as what their blocks hold. Older files have bfloat16, and are read, too."""
+    path = tmp_path / "a.safetensors"
+    host = host_of(tiny(width=64))
     heads = random_heads("conditioned", 32, width=64)
     save_heads(heads, path, base_of(tiny(width=64)))
-    found, again = load_file(path), load_heads(path, host).state_dict()
+    tensors = load_file(path)
+    again = load_heads(path, host).state_dict()
     for name, tensor in heads.state_dict().items():
-        written = found[f"heads.{name}"]
+        written = tensors[f"heads.{name}"]
         if tensor.ndim == 1:
-            assert torch.equal(written, tensor) and torch.equal(again[name], tensor)
+            assert torch.equal(written, tensor)
+            assert torch.equal(again[name], tensor)
             continue
-        assert written.dtype is torch.uint8 and written.shape[1] == tensor.shape[1] // 32 * 34
+        assert written.dtype is torch.uint8
+        assert written.shape[1] == tensor.shape[1] // 32 * 34
         most = tensor.abs().unflatten(1, (-1, 32)).amax(-1, keepdim=True) / 127
         assert bool(((again[name] - tensor).unflatten(1, (-1, 32)).abs() <= 0.57 * most).all())
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     short = {f"heads.{name}": tensor.bfloat16() for name, tensor in heads.state_dict().items()}
-    save_file(found | short, path, metadata=metadata)
+    save_file(tensors | short, path, metadata=metadata)
     for name, tensor in load_heads(path, host).state_dict().items():
         assert torch.equal(tensor, heads.state_dict()[name].bfloat16().float())
 
@@ -133,19 +143,22 @@ def test_matrices_of_whole_blocks_are_written_in_eight_bits(tmp_path: Path) -> N
 def test_heads_trained_for_a_model_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Beside files that cannot be used, of which a line each says so."""
+    """Files that cannot be used are passed over, with a line each."""
     monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path))
-    host, other = host_of(tiny()), host_of(tiny(seed=1))
+    host = host_of(tiny())
+    other = host_of(tiny(seed=1))
     mine = tmp_path / "drafters" / f"mine{HEADS}"
     mine.parent.mkdir()
     save_heads(random_heads("conditioned"), mine, base_of(tiny()))
     content = load_file(mine)
     mine.with_name(f"a{HEADS}").write_bytes(mine.read_bytes()[:-1])
     with safe_open(mine, framework="pt") as file:
-        save_file({"x": content.pop(S)}, mine.with_name(f"b{HEADS}"), metadata=file.metadata())
+        save_file({"x": content.pop(SAMPLE)}, mine.with_name(f"b{HEADS}"), metadata=file.metadata())
     mine.with_name("c.gguf").write_bytes(b"GGUF")
-    found = resolve_heads("auto", host)
-    assert found is not None and found.kind == "conditioned" and found.source == str(mine)
+    heads = resolve_heads("auto", host)
+    assert heads is not None
+    assert heads.kind == "conditioned"
+    assert heads.source == str(mine)
     assert resolve_heads("auto", other) is None
     assert eagle_trained(host.base, make_target(tiny())) is None
     left_out = [line.partition(" ")[0] for line in caplog.messages if "left out" in line]
@@ -169,55 +182,65 @@ def test_odd_widths_are_left_to_torch() -> None:
         assert heads.packed(backend_for(), int8=False) is heads
 
 
-W, S = "heads.layers.1.linear.weight", "base.sample"
+WEIGHT = "heads.layers.1.linear.weight"
+SAMPLE = "base.sample"
 #: what is done to a file's header and tensors
 BAD: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] = {
     "a missing tensor": (
-        lambda header, found: found.pop(W),
+        lambda header, tensors: tensors.pop(WEIGHT),
         "lacks the tensor layers.1.linear.weight",
     ),
     "another shape": (
-        lambda header, found: found.update({W: torch.zeros(D, D + 1)}),
+        lambda header, tensors: tensors.update({WEIGHT: torch.zeros(D, D + 1)}),
         r"layers.1.linear.weight is \(16, 17\).*valid: \(16, 16\)",
     ),
     "blocks of another shape": (
-        lambda header, found: found.update({W: torch.zeros(D, 34, dtype=torch.uint8)}),
+        lambda header, tensors: tensors.update({WEIGHT: torch.zeros(D, 34, dtype=torch.uint8)}),
         r"layers.1.linear.weight is \(16, 32\).*valid: \(16, 16\)",
     ),
     "bytes that are no blocks": (
-        lambda header, found: found.update({W: torch.zeros(D, D, dtype=torch.uint8)}),
+        lambda header, tensors: tensors.update({WEIGHT: torch.zeros(D, D, dtype=torch.uint8)}),
         r"layers.1.linear.weight is \(16, 16\) in U8",
     ),
     "not a number": (
-        lambda header, found: found[W].fill_(torch.nan),
+        lambda header, tensors: tensors[WEIGHT].fill_(torch.nan),
         "layers.1.linear.weight.*not finite",
     ),
-    "an infinite sample": (lambda header, found: found[S].fill_(torch.inf), "weights differ"),
+    "an infinite sample": (
+        lambda header, tensors: tensors[SAMPLE].fill_(torch.inf),
+        "weights differ",
+    ),
     "a tensor more": (
-        lambda h, found: found.update({"heads.layers.7.x": torch.ones(1)}),
+        lambda header, tensors: tensors.update({"heads.layers.7.x": torch.ones(1)}),
         "layers.7.x",
     ),
-    "no sample": (lambda header, found: found.pop(S), "lacks tensor base.sample"),
-    "a short sample": (lambda header, found: found.update({S: found[S][:5]}), "weights differ"),
+    "no sample": (lambda header, tensors: tensors.pop(SAMPLE), "lacks tensor base.sample"),
+    "a short sample": (
+        lambda header, tensors: tensors.update({SAMPLE: tensors[SAMPLE][:5]}),
+        "weights differ",
+    ),
     "frequent tokens beyond": (
-        lambda h, found: found.update({"draft.frequent": torch.tensor([V])}),
+        lambda header, tensors: tensors.update({"draft.frequent": torch.tensor([V])}),
         f"{V}",
     ),
-    "a version": (lambda header, found: header.update(version=99), "Expected `int` <= 1.*version"),
+    "a version": (
+        lambda header, tensors: header.update(version=99),
+        "Expected `int` <= 1.*version",
+    ),
     "a header": (
-        lambda header, found: header.update(heads={"sort": "linear"}),
+        lambda header, tensors: header.update(heads={"sort": "linear"}),
         "holds no draft heads",
     ),
     "a long kind": (
-        lambda header, found: header["heads"].update(kind="x" * 10**6),
+        lambda header, tensors: header["heads"].update(kind="x" * 10**6),
         "holds no draft heads",
     ),
     "many heads": (
-        lambda header, found: header["heads"].update(count=1 << 40),
+        lambda header, tensors: header["heads"].update(count=1 << 40),
         "holds no draft heads",
     ),
     "a number of 10^400": (
-        lambda h, f: h.update(calibration={"heads": [[10**400] * 6] * 2}),
+        lambda header, tensors: header.update(calibration={"heads": [[10**400] * 6] * 2}),
         "holds no draft heads",
     ),
 }
@@ -230,14 +253,15 @@ def test_bad_files_are_one_line_errors(name: str, tmp_path: Path) -> None:
     save_heads(random_heads("linear"), path, base_of(tiny()))
     with safe_open(path, framework="pt") as file:
         header = json.loads((file.metadata() or {})[METADATA_KEY])
-    found = load_file(path)
-    change(header, found)
-    save_file(found, path, metadata={METADATA_KEY: json.dumps(header)})
+    tensors = load_file(path)
+    change(header, tensors)
+    save_file(tensors, path, metadata={METADATA_KEY: json.dumps(header)})
     with pytest.raises(
         InputError, match=words if name.startswith("frequent") else f"a.safetensors.*{words}"
     ) as caught:
         load_heads(path, host_of(tiny()))
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 def test_not_a_heads_file(tmp_path: Path) -> None:
@@ -253,14 +277,16 @@ def test_not_a_heads_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_what_is_not_finite_is_not_written(tmp_path: Path, value: float) -> None:
-    path, model = tmp_path / "a.safetensors", tiny()
+    path = tmp_path / "a.safetensors"
+    model = tiny()
     save_heads(random_heads("linear"), path, base_of(model))
     before = path.read_bytes()
     bad = random_heads("linear")
     bad.layers[1].linear.weight[2, 3] = value  # type: ignore[union-attr,index,operator]
     with pytest.raises(InputError, match=r"^[^\n]*layers.1.linear.weight.*a.safetensors$"):
         save_heads(bad, path, base_of(model))
-    assert path.read_bytes() == before and names(tmp_path) == ["a.safetensors"]
+    assert path.read_bytes() == before
+    assert names(tmp_path) == ["a.safetensors"]
     model.get_input_embeddings().weight.data[:] = value
     with pytest.raises(InputError, match=r"^[^\n]*base.sample.*a.safetensors$"):
         save_heads(random_heads("linear"), path, base_of(model))

@@ -30,15 +30,17 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return files[0]
 
 
-@pytest.mark.parametrize("given", ["none", None, "auto"])
-def test_no_heads_are_none(given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("spec", ["none", None, "auto"])
+def test_no_heads_are_none(spec: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "trained_files", lambda end: [])
-    assert resolve_heads(given, host_of(tiny())) is None
+    assert resolve_heads(spec, host_of(tiny())) is None
 
 
-@pytest.mark.parametrize(("given", "kind"), [("linear",) * 2, ("medusa",) * 2, ("auto", "linear")])
-def test_a_kind_names_the_shipped_heads_of_that_kind(shipped: Path, given: str, kind: str) -> None:
-    heads = resolve_heads(given, host_of(tiny()))
+@pytest.mark.parametrize(
+    ("spec", "kind"), [("linear", "linear"), ("medusa", "medusa"), ("auto", "linear")]
+)
+def test_a_kind_names_the_shipped_heads_of_that_kind(shipped: Path, spec: str, kind: str) -> None:
+    heads = resolve_heads(spec, host_of(tiny()))
     assert heads is not None
     assert heads.kind == kind
     assert heads.source == f"a.{kind}.heads.safetensors (shipped)"

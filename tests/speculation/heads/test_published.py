@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from tokenswift.speculation.heads.find import load_heads, resolve_heads
 from tokenswift.speculation.heads.modules import Heads
 from tokenswift.types import InputError
 
-D, V = 32, 260
+D = 32
+V = 260
 
 
 def published(
@@ -57,7 +59,8 @@ def by_definition(
     def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return weight * x / (x.pow(2).mean(-1, keepdim=True) + model.config.rms_norm_eps).sqrt()
 
-    logits, state = [], hidden
+    logits = []
+    state = hidden
     for i in range(3):
         w = {k.partition(f"{i}.")[2]: v for k, v in extra.items() if f"layers.{i}." in k}
         state = state + rms(state, w["input_layernorm.weight"]) @ w["linear.weight"].T
@@ -66,7 +69,8 @@ def by_definition(
 
 
 def by_heads(model: Any, heads: Heads, hidden: torch.Tensor) -> list[torch.Tensor]:
-    logits, state = [], hidden
+    logits = []
+    state = hidden
     for i in range(heads.count):
         state = heads.advance(i, state, hidden, None)
         logits.append(model.lm_head(heads.normed(i, state)))
@@ -83,37 +87,40 @@ def test_published_heads_give_the_logits_of_the_definition(form: str, tmp_path: 
         by_heads(model, heads, hidden), by_definition(model, extra, hidden), strict=True
     ):
         torch.testing.assert_close(mine, want)
-    model.config._name_or_path = str(
-        tmp_path / "c"
-    )  # a model that was loaded from there has them, too
-    beside = resolve_heads("auto", host_of(model))
-    assert beside is not None and beside.source == heads.source == str(tmp_path / "c")
+    # a model that was loaded from there has them, too
+    model.config._name_or_path = str(tmp_path / "c")
+    loaded = resolve_heads("auto", host_of(model))
+    assert loaded is not None
+    assert loaded.source == str(tmp_path / "c")
+    assert heads.source == str(tmp_path / "c")
     with pytest.raises(InputError, match="weights differ"):
         load_heads(tmp_path / "c", host_of(tiny_model(seed=3)))
 
 
-MINE, TIED = "model.medusa_layers.1.linear.weight", "model.embed_tokens.weight"
-BAD: dict[str, Any] = {
-    r"medusa_layers.1.linear.weight is \(32, 33\)": lambda found: found.update(
-        {MINE: torch.zeros(D, D + 1)}
+LINEAR = "model.medusa_layers.1.linear.weight"
+TIED = "model.embed_tokens.weight"
+BAD: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
+    r"medusa_layers.1.linear.weight is \(32, 33\)": lambda tensors: tensors.update(
+        {LINEAR: torch.zeros(D, D + 1)}
     ),
-    "lacks the tensor layers.1.linear.weight": lambda found: found.pop(MINE),
-    "lacks the tensor layers.0": lambda found: [
-        found.pop(name) for name in [*found] if "medusa" in name
+    "lacks the tensor layers.1.linear.weight": lambda tensors: tensors.pop(LINEAR),
+    "lacks the tensor layers.0": lambda tensors: [
+        tensors.pop(name) for name in [*tensors] if "medusa" in name
     ],
-    "lacks one of the weights .*embed_tokens": lambda found: found.update(
+    "lacks one of the weights .*embed_tokens": lambda tensors: tensors.update(
         {TIED: torch.zeros(0, D)}
     ),
-    "not finite": lambda found: found[MINE].fill_(torch.nan),
+    "not finite": lambda tensors: tensors[LINEAR].fill_(torch.nan),
 }
 
 
 @pytest.mark.parametrize("message", BAD)
 def test_faults_are_one_line_errors(message: str, tmp_path: Path) -> None:
     model, _ = published(tmp_path / "c")
-    found = load_file(file := tmp_path / "c" / "model.safetensors")
-    BAD[message](found)
-    save_file(found, file, metadata={"format": "pt"})
+    file = tmp_path / "c" / "model.safetensors"
+    tensors = load_file(file)
+    BAD[message](tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(InputError, match=message) as caught:
         load_heads(tmp_path / "c", host_of(model))
     assert "\n" not in str(caught.value)
@@ -122,11 +129,12 @@ def test_faults_are_one_line_errors(message: str, tmp_path: Path) -> None:
 @torch.no_grad()
 def test_heads_by_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = published(tmp_path / "c")
-    asked = list[str]()
+    fetched_ids = list[str]()
 
     def fetched(name: str) -> str:
-        asked.append(name)
+        fetched_ids.append(name)
         return str(tmp_path / "c")
 
     monkeypatch.setattr("tokenswift.speculation.heads.find.fetch", fetched)
-    assert load_heads("owner/heads", host_of(model)).count == 3 and asked == ["owner/heads"]
+    assert load_heads("owner/heads", host_of(model)).count == 3
+    assert fetched_ids == ["owner/heads"]

@@ -205,20 +205,7 @@ class CpuBackend(Backend):
         heads, count, width = query.shape
         keys = torch.int8 if in_pages else entries.data.dtype
         active = active_type(keys)
-        shape = Shape(
-            layers=1,
-            hidden=0,
-            inner=0,
-            heads=heads,
-            kv_heads=entries.kv_heads,
-            width=width,
-            weights=active,
-            keys=keys,
-            active=active,
-            eps=0.0,
-            scale=context.scale,
-            cap=context.softcap or 0.0,
-        )
+        shape = _attention_shape(heads, width, keys, context)
         c_shape = structs.shape_of(shape)
         rows = structs.CRows()
         structs.describe_rows(rows, cache, count, context.parents)
@@ -336,9 +323,10 @@ def _describe_segment(
     cache = segment.cache
     count = len(segment.tokens)
     structs.describe_rows(entry, cache, count, segment.parents)
-    size = (layers, shape.heads, count, shape.width)
-    queries = torch.empty(size, dtype=shape.queries, device="cpu")
-    entry.queries = address("queries", queries, shape.queries, *size)
+    heads = shape.heads
+    width = shape.width
+    queries = torch.empty(layers, heads, count, width, dtype=shape.queries, device="cpu")
+    entry.queries = address("queries", queries, shape.queries, layers, heads, count, width)
     tail = cache.tail
     in_tail = [tail is not None and layer.window > 0 for layer in body.weights]
     if tail is not None:
@@ -350,6 +338,25 @@ def _describe_segment(
     wide = [layer.wide_keys for layer, apart in outside if not apart]
     entry.keys_values = _entries_address(cache.entries, shape, wide)
     return queries
+
+
+def _attention_shape(heads: int, width: int, keys: torch.dtype, context: AttentionContext) -> Shape:
+    """A layer that is attention alone."""
+    active = active_type(keys)
+    return Shape(
+        layers=1,
+        hidden=0,
+        inner=0,
+        heads=heads,
+        kv_heads=context.cache.entries.kv_heads,
+        width=width,
+        weights=active,
+        keys=keys,
+        active=active,
+        eps=0.0,
+        scale=context.scale,
+        cap=context.softcap or 0.0,
+    )
 
 
 def _entries_address(entries: Entries, shape: Shape, wide_keys: Sequence[bool]) -> int:
@@ -382,14 +389,17 @@ def _layer_address(
         wide = entries.wide_keys[layer]
         c_shape.keys = structs.INT16_KEYS if wide else structs.KEYS[torch.int8]
         pages = entries.pages(layer)
-        page_count = entries.capacity // structs.PAGE
-        page_bytes = structs.page_bytes(shape.width, wide)
-        size = (shape.kv_heads, page_count, page_bytes)
-        first = address("keys and values", pages, structs.PAGE_DTYPE, *size)
+        first = address(
+            "keys and values",
+            pages,
+            structs.PAGE_DTYPE,
+            shape.kv_heads,
+            entries.capacity // structs.PAGE,
+            structs.page_bytes(shape.width, wide),
+        )
         return first, first
     both = entries.data[2 * layer : 2 * layer + 2]
-    size = (2, shape.kv_heads, entries.capacity, shape.width)
-    first = address("keys and values", both, shape.keys, *size)
+    first = structs.entries_address(both, shape, entries.capacity, [False])
     key_bytes = shape.kv_heads * entries.capacity * shape.width * both.itemsize
     return first, first + key_bytes
 

@@ -111,7 +111,7 @@ class Pages(Entries):
             self.kv_heads,
             count,
             address("slots", to_slots, torch.int32, count),
-            address("rows", from_slots, torch.int32, *size),
+            address("rows", from_slots, torch.int32, *from_slots.shape),
             int(per_head),
         )
 

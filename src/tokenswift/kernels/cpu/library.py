@@ -81,7 +81,7 @@ def architecture() -> str:
     return {"amd64": "x86_64", "aarch64": "arm64"}.get(machine, machine)
 
 
-def own_sets() -> dict[str, InstructionSet]:
+def instruction_sets() -> dict[str, InstructionSet]:
     """The instruction sets of this machine's architecture."""
     return SETS.get(architecture(), {})
 
@@ -89,7 +89,9 @@ def own_sets() -> dict[str, InstructionSet]:
 def fitting(abilities: str) -> list[str]:
     """Names of the sets that a processor with these abilities runs, the best one last."""
     able = set(abilities.split())
-    return [name for name, each in own_sets().items() if able.issuperset(each.needs.split())]
+    return [
+        name for name, each in instruction_sets().items() if able.issuperset(each.needs.split())
+    ]
 
 
 def processor() -> str:
@@ -124,7 +126,7 @@ def _sysctl(name: str) -> int:
     return 0 if status else value.value
 
 
-def usable() -> int:
+def usable_processors() -> int:
     """Processors that this process may use: by its affinity, and by its control groups' quota,
     rounded down, but at least 1. On a Mac those of its fast kind, as a stage of a pass takes as
     long as its slowest thread."""
@@ -182,7 +184,7 @@ def library(folder: Path) -> ctypes.CDLL | str:
     built_in = carried(wanted)
     if built_in is not None:
         return built_in
-    sets = own_sets()
+    sets = instruction_sets()
     targets = (sets[wanted].flags,) if wanted in sets else TARGETS
     return compiled(folder, targets)
 
@@ -207,7 +209,7 @@ def carried(wanted: str) -> ctypes.CDLL | None:
     """
     if wanted == NATIVE or not BUILT.is_dir():
         return None
-    names = [wanted] if wanted in own_sets() else fitting(processor())[::-1]
+    names = [wanted] if wanted in instruction_sets() else fitting(processor())[::-1]
     for name in names:
         kernels = _load(BUILT / carried_name(name))
         if kernels is not None:

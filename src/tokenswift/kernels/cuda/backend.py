@@ -164,14 +164,12 @@ class CudaBackend(Backend):
             queries = self._run(body, tables, over_buffers)
             return states, queries, copies
 
-        inputs = [batch.numbers, layer_pass.states, layer_pass.cos, layer_pass.sin]
-        if layer_pass.second_input is not None:
-            inputs.append(layer_pass.second_input)
+        inputs = _inputs(batch, layer_pass)
         if batch.recorded:
             key = (batch.sizes, keep_queries, feature_layers, len(inputs))
-            states, queries, copies = body.graphs.run(key, work, *inputs)
+            states, queries, copies = body.graphs.run(key, work, inputs)
         else:
-            states, queries, copies = work(*inputs)
+            states, queries, copies = work(**inputs)
         layer_pass.states.copy_(states)
         if features is not None:
             features.states.copy_(copies)
@@ -219,6 +217,19 @@ class CudaBackend(Backend):
         """See :meth:`Backend.norm`."""
         rows = states.float().flatten(0, -2).contiguous()
         return self.ops.norm(rows, weight, eps, dtype).view(states.shape)
+
+
+def _inputs(batch: CudaBatch, layer_pass: LayerPass) -> dict[str, Tensor]:
+    """The tensors that a recorded pass reads."""
+    inputs = {
+        "numbers": batch.numbers,
+        "states": layer_pass.states,
+        "cos": layer_pass.cos,
+        "sin": layer_pass.sin,
+    }
+    if layer_pass.second_input is not None:
+        inputs["second"] = layer_pass.second_input
+    return inputs
 
 
 def _check_rows(layer_pass: LayerPass) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+#: takes inputs by their names
 Work = Callable[..., tuple[Tensor, ...]]
 
 
@@ -17,7 +18,7 @@ class _Recording:
     """A piece of work with buffers for its inputs, the outputs that it leaves, and its graph; None
     where nothing is recorded."""
 
-    inputs: tuple[Tensor, ...]
+    inputs: dict[str, Tensor]
     outputs: tuple[Tensor, ...] = ()
     graph: torch.cuda.CUDAGraph | None = None
 
@@ -45,7 +46,7 @@ class Graphs:
         return len(self._recordings)
 
     @torch.inference_mode()
-    def run(self, key: Hashable, work: Work, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def run(self, key: Hashable, work: Work, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """The outputs of ``work``, copied for the caller; it leaves its inputs as they are.
 
         Args:
@@ -55,11 +56,12 @@ class Graphs:
         with self._lock:
             recording = self._recordings.get(key)
             if recording is None:
-                recording = _Recording(tuple(each.clone() for each in inputs))
-            for buffer, each in zip(recording.inputs, inputs, strict=True):
-                buffer.copy_(each)
+                buffers = {name: tensor.clone() for name, tensor in inputs.items()}
+                recording = _Recording(buffers)
+            for name, buffer in recording.inputs.items():
+                buffer.copy_(inputs[name])
             if self._device.type != "cuda":
-                recording.outputs = work(*recording.inputs)
+                recording.outputs = work(**recording.inputs)
             elif recording.graph is None:
                 self._record(recording, work)
             self._recordings[key] = recording  # not what could not be recorded
@@ -76,7 +78,7 @@ class Graphs:
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
                 # compiles kernels, and gives the library its room on this stream
-                work(*recording.inputs)
+                work(**recording.inputs)
             current.wait_stream(self._stream)
             recording.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(
@@ -85,4 +87,4 @@ class Graphs:
                 stream=self._stream,
                 capture_error_mode="thread_local",  # other threads may use the device meanwhile
             ):
-                recording.outputs = work(*recording.inputs)
+                recording.outputs = work(**recording.inputs)

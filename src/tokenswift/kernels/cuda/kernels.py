@@ -105,6 +105,21 @@ def entry_of(rows, row, layer, number, KV: tl.constexpr, D: tl.constexpr):
     return base + (plane * capacity + slot) * D, slot
 
 
+@triton.jit
+def load_halves(place, half: tl.constexpr, inside):
+    """The two halves of a head's numbers."""
+    x = tl.load(place, mask=inside, other=0.0)
+    y = tl.load(place + half, mask=inside, other=0.0)
+    return x, y
+
+
+@triton.jit
+def store_halves(place, x, y, half: tl.constexpr, mask):
+    """The two halves of a head's numbers, in the type of what they go to."""
+    tl.store(place, x.to(place.dtype.element_ty), mask=mask)
+    tl.store(place + half, y.to(place.dtype.element_ty), mask=mask)
+
+
 @triton.jit(do_not_specialize=["layer"])
 def rotate_append(
     qkv,  # (n, (H + 2 KV) D) float32: queries, keys and values
@@ -131,27 +146,23 @@ def rotate_append(
     d = tl.arange(0, HALF)
     inside = d < half
     place = (row * (H + 2 * KV) + head) * D + d
-    x = tl.load(qkv + place, mask=inside, other=0.0)
-    y = tl.load(qkv + place + half, mask=inside, other=0.0)
+    x, y = load_halves(qkv + place, half, inside)
     if head < H + KV:
         if NORMS:
             inverse = tl.rsqrt((tl.sum(x * x, 0) + tl.sum(y * y, 0)) / D + eps)
             norm = tl.where(head < H, query_norm, key_norm) + d
-            x = x * inverse * tl.load(norm, mask=inside, other=0.0)
-            y = y * inverse * tl.load(norm + half, mask=inside, other=0.0)
+            first, second = load_halves(norm, half, inside)
+            x = x * inverse * first
+            y = y * inverse * second
         if ROTATES:
             c = tl.load(cos + row * half + d, mask=inside, other=0.0)
             s = tl.load(sin + row * half + d, mask=inside, other=0.0)
             x, y = x * c - y * s, y * c + x * s
     if head < H:
-        to = query + (row * H + head) * D + d
-        tl.store(to, x.to(query.dtype.element_ty), mask=inside)
-        tl.store(to + half, y.to(query.dtype.element_ty), mask=inside)
+        store_halves(query + (row * H + head) * D + d, x, y, half, inside)
     else:
         offset, slot = entry_of(rows, row, layer, head - H, KV, D)
-        to = data + offset + d
-        tl.store(to, x.to(data.dtype.element_ty), mask=inside & (slot >= 0))
-        tl.store(to + half, y.to(data.dtype.element_ty), mask=inside & (slot >= 0))
+        store_halves(data + offset + d, x, y, half, inside & (slot >= 0))
 
 
 @triton.jit
@@ -291,6 +302,16 @@ def attend(
         tl.store(stats + to * 2 + 1, sums, mask=valid)
 
 
+@triton.jit
+def chunks_of(rows, row, window):
+    """Of a row: the first chunk of the tree, the first and the last chunk that it sees."""
+    entry = rows + row * FIELDS
+    position = tl.load(entry + POSITION)
+    oldest = oldest_of(position, tl.load(entry + ORDERED), window)
+    last = tl.where(position >= 0, chunk_of(position), -1)  # none: it fills up a pass
+    return chunk_of(tl.load(entry + BEFORE)), chunk_of(oldest), last
+
+
 @triton.jit(do_not_specialize=["n", "prefix_chunks", "window"])
 def merge(
     values,
@@ -307,29 +328,21 @@ def merge(
     """A row's chunks in their order, a block of them after the other."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    entry = rows + row * FIELDS
-    before = tl.load(entry + BEFORE)
-    position = tl.load(entry + POSITION)
-    oldest = oldest_of(position, tl.load(entry + ORDERED), window)
-    closed = chunk_of(before)
-    last = tl.where(position >= 0, chunk_of(position), -1)  # none: it fills up a pass
+    closed, first, last = chunks_of(rows, row, window)
     b = tl.arange(0, MERGED)
     d = tl.arange(0, DP)
     acc = tl.zeros([DP], tl.float32)
     total = tl.zeros([1], tl.float32)
     top = tl.full([1], -float("inf"), tl.float32)
-    for start in range(chunk_of(oldest), last + 1, MERGED):
+    for start in range(first, last + 1, MERGED):
         chunk = start + b
         there = chunk <= last
         cell = tl.where(chunk < closed, chunk, prefix_chunks + chunk - closed)
         of_chunk = (cell * n + row) * H + head
         peak = tl.load(stats + of_chunk * 2, mask=there, other=-float("inf"))
         sums = tl.load(stats + of_chunk * 2 + 1, mask=there, other=0.0)
-        x = tl.load(
-            values + of_chunk[:, None] * D + d[None, :],
-            mask=there[:, None] & (d < D)[None, :],
-            other=0.0,
-        )
+        inside = there[:, None] & (d < D)[None, :]
+        x = tl.load(values + of_chunk[:, None] * D + d[None, :], mask=inside, other=0.0)
         best = tl.maximum(top, tl.max(peak, 0))
         safe = tl.where(best == -float("inf"), 0.0, best)
         old = tl.exp2(top - safe)
