@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenswift.checks import check_choice, check_text, depth_and_size, shown
 from tokenswift.json_schema import closed as closed
@@ -17,11 +17,14 @@ from tokenswift.types import InputError
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-OPEN, CLOSE = "<think>", "</think>"  # marks around what a model thinks before it answers
+#: marks around what a model thinks before it answers
+OPEN = "<think>"
+CLOSE = "</think>"
 TITLES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
-#: more than any schema that is worth its masks has: characters, objects and lists in each other,
-#: values
-MOST_CHARACTERS, MOST_DEPTH, MOST_ITEMS = 1 << 19, 64, 20_000
+#: limits of a grammar, beyond any schema that is worth its masks
+MOST_CHARACTERS = 1 << 19
+MOST_DEPTH = 64  # objects and lists in each other
+MOST_ITEMS = 20_000  # values
 #: JSON spaced as Python writes it: with free spacing, a small model may write spaces for ever
 SPACING: JsonCompileOptions = {
     "whitespace_flexible": False,
@@ -67,12 +70,12 @@ class Grammar:
             raise InputError(
                 f"the {TITLES[self.kind]} is {shown(self.text)}; valid: text", "grammar"
             )
-        large = len(self.text) > MOST_CHARACTERS
+        is_large = len(self.text) > MOST_CHARACTERS
         check_text("grammar", self.text)
-        if self.kind == "json_schema" and not large:
-            depth, count = depth_and_size(_read(self.text), MOST_DEPTH)
-            large = depth > MOST_DEPTH or count > MOST_ITEMS
-        if large:
+        if self.kind == "json_schema" and not is_large:
+            depth, count = depth_and_size(_schema(self.text), MOST_DEPTH)
+            is_large = depth > MOST_DEPTH or count > MOST_ITEMS
+        if is_large:
             raise InputError(
                 f"the {TITLES[self.kind]} is too large; valid: up to {MOST}", "grammar"
             )
@@ -93,7 +96,7 @@ class Grammar:
 
     @classmethod
     def regex(cls, text: str) -> Grammar:
-        """Text that a regular expression matches as a whole, in the syntax of Rust's crate
+        """Text that a regular expression matches from end to end, in the syntax of Rust's crate
         ``regex``, without look-around."""
         return cls("regex", text)
 
@@ -104,12 +107,12 @@ class Grammar:
         Raises:
             InputError: they are none.
         """
-        known = [*texts] if isinstance(texts, Iterable) and not isinstance(texts, str) else []
-        if not known or not all(isinstance(text, str) and text for text in known):
+        choices = [*texts] if isinstance(texts, Iterable) and not isinstance(texts, str) else []
+        if not choices or not all(isinstance(text, str) and text for text in choices):
             raise InputError(
                 f"the choice is {shown(texts)}; valid: texts, none of them empty", "grammar"
             )
-        return cls("regex", "|".join(map(re.escape, known)))
+        return cls("regex", "|".join(map(re.escape, choices)))
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
@@ -118,9 +121,10 @@ class Grammar:
 
     def record(self) -> dict[str, str]:
         """The JSON object that :meth:`of` makes it from."""
-        return {"kind": self.kind, "text": self.text} | (
-            {"thought": self.thought} if self.thought else {}
-        )
+        record = {"kind": self.kind, "text": self.text}
+        if self.thought:
+            record["thought"] = self.thought
+        return record
 
     @classmethod
     def of(cls, value: object) -> Grammar | None:
@@ -136,7 +140,7 @@ class Grammar:
         raise InputError(f"grammar is {shown(value)}; valid: {RECORDS}", "grammar")
 
     @classmethod
-    def of_format(cls, value: Any, name: str = "response_format") -> Grammar | None:
+    def of_format(cls, value: object, name: str = "response_format") -> Grammar | None:
         """What a ``response_format`` asks for, in the form of OpenAI's chats or of its responses
         (where the schema stands beside the type), or a class of pydantic; None: any text.
 
@@ -145,32 +149,38 @@ class Grammar:
         """
         if value is None or isinstance(value, cls):
             return value
-        made: Any = getattr(value, "model_json_schema", None)
-        if isinstance(value, type) and callable(made):
-            schema: Any = made()
-            return cls.json_schema(schema)
-        kind = value.get("type") if isinstance(value, Mapping) else None
+        if isinstance(value, type):
+            schema_of_class = getattr(value, "model_json_schema", None)
+            schema = schema_of_class() if callable(schema_of_class) else None
+            if isinstance(schema, Mapping):
+                return cls.json_schema(schema)
+        wanted = value if isinstance(value, Mapping) else {}
+        kind = wanted.get("type")
         if kind == "text":
             return None
-        if kind == "json_object" and not value.get("schema"):
+        if kind == "json_object" and not wanted.get("schema"):
             return cls.json_object()
         if kind in ("json_schema", "json_object"):  # with a schema, as llama.cpp's clients send it
-            inner = value.get("json_schema", value)
+            inner = wanted.get("json_schema", wanted)
             schema = inner.get("schema") if isinstance(inner, Mapping) else None
             if isinstance(schema, Mapping) or schema is True:
                 return cls.json_schema(schema)
         raise InputError(f"{name} is {shown(value)}; valid: {FORMATS}", name)
 
 
-def _read(text: str) -> Any:
-    """A schema."""
+def _schema(text: str) -> object:
+    """A JSON schema from its text.
+
+    Raises:
+        InputError: it is none.
+    """
     try:
-        made = json.loads(text)
+        schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(
             f"the JSON schema is {shown(text)}; valid: JSON ({error})", "grammar"
         ) from error
-    if not isinstance(made, dict) and made is not True:
+    if not isinstance(schema, dict) and schema is not True:
         valid = "a JSON object, or true for any JSON"
-        raise InputError(f"the JSON schema is {shown(made)}; valid: {valid}", "grammar")
-    return made
+        raise InputError(f"the JSON schema is {shown(schema)}; valid: {valid}", "grammar")
+    return schema

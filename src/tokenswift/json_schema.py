@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 #: an object of JSON, in which strangers may have put anything
-Schema: TypeAlias = dict[str, Any]
+Schema: TypeAlias = dict[str, object]
 #: keywords that describe members of an object, those that hold schemas by name, and those that hold
 #: none
 _SEVERAL = {"properties", "$ref", "anyOf", "oneOf", "if", "dependentSchemas"}
@@ -27,25 +27,34 @@ _NOTES = {"title", "description", "default", "examples", "deprecated", "$comment
 FORMATS = frozenset(
     "date-time time date duration email hostname ipv4 ipv6 uuid uri unknown".split()
 )
-#: digits of a number before its point, behind it, and of its exponent, unless the schema names a
-#: longer one
-WHOLE_DIGITS, FRACTION_DIGITS, EXPONENT_DIGITS = 20, 20, 3
+#: digits that a number may have, unless the schema names a longer one
+INTEGER_DIGITS = 20  # before its point
+FRACTION_DIGITS = 20  # behind it
+EXPONENT_DIGITS = 3
 #: characters of the formats in which digits could go on for ever, at most
 _FORMAT_LENGTHS = {"duration": 40, "time": 35, "date-time": 46}
 
 _EXACT = 2**53  # integers up to this size are doubles
-_MOST, _LEAST = 2**63 - 1, -(2**63) + 1024  # an integer's limits that llguidance can hold, at most
+#: an integer's limits that llguidance can hold
+_MOST = 2**63 - 1
+_LEAST = -(2**63) + 1024
 _MULTIPLES_BELOW = 10**18  # size of multiples without limits, at most
 _EASY_DIVISOR = 1000  # of these, automata of multiples below a limit are small
-_UPPER, _LOWER = ("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum")
+_UPPER = ("maximum", "exclusiveMaximum")
+_LOWER = ("minimum", "exclusiveMinimum")
 _REFERENCES = 16  # from one to another, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """Digits that a number may have: before its point, behind it."""
+    """Digits that a number may have.
 
-    whole: int = WHOLE_DIGITS
+    Attributes:
+        integer: before its point.
+        fraction: behind it.
+    """
+
+    integer: int = INTEGER_DIGITS
     fraction: int = FRACTION_DIGITS
 
     def including(self, value: object) -> Digits:
@@ -54,8 +63,8 @@ class Digits:
         for number in _numbers(value):
             exponent = Decimal(repr(number)).as_tuple()
             places = int(exponent.exponent)
-            whole = len(exponent.digits) + places
-            digits = Digits(max(digits.whole, whole), max(digits.fraction, -places))
+            integer = len(exponent.digits) + places
+            digits = Digits(max(digits.integer, integer), max(digits.fraction, -places))
         return digits
 
 
@@ -81,7 +90,8 @@ def closed(schema: Schema) -> Schema:
     if any("allOf" in one or len(one.keys() & _SEVERAL) > 1 for one in objects):
         return schema
     for one in objects:
-        listed, needed = one.get("properties"), one.get("required", [])
+        listed = one.get("properties")
+        needed = one.get("required", [])
         says = one.keys() & {"additionalProperties", "unevaluatedProperties"}
         if isinstance(listed, dict) and isinstance(needed, list) and not says:
             if all(isinstance(name, str) and name in listed for name in needed):
@@ -143,7 +153,8 @@ def _bound_format(one: Schema) -> None:
         del one["format"]
     if form not in _FORMAT_LENGTHS or one.keys() & {"const", "enum"}:
         return
-    most, longest = one.get("maxLength"), _FORMAT_LENGTHS[form]
+    most = one.get("maxLength")
+    longest = _FORMAT_LENGTHS[form]
     if most is None or (isinstance(most, int) and most > longest):
         one["maxLength"] = longest
 
@@ -220,7 +231,8 @@ def _name_pattern(rule: Schema | None, one: Schema) -> str | None:
         return None
     if rule.keys() == {"pattern"} and isinstance(rule["pattern"], str):
         return rule["pattern"]
-    least, most = rule.get("minLength", 0), rule.get("maxLength", "")
+    least = rule.get("minLength", 0)
+    most = rule.get("maxLength", "")
     lengths = isinstance(least, int) and (most == "" or isinstance(most, int))
     if rule.keys() <= {"minLength", "maxLength"} and lengths:
         return rf"^[\s\S]{{{least},{most}}}$"
@@ -292,7 +304,8 @@ def _bound_integer(one: Schema) -> None:
         return
     _make_inclusive(one, "exclusiveMaximum", "maximum")
     _make_inclusive(one, "exclusiveMinimum", "minimum")
-    most, least = _large(one.get("maximum")), _large(one.get("minimum"))
+    most = _large(one.get("maximum"))
+    least = _large(one.get("minimum"))
     if (most or 0) < _LEAST or (least or 0) > _MOST:
         limits = f"minimum {_short(least or 0)} and maximum {_short(most or 0)}"
         raise ValueError(f"no integer of 64 bits is within the limits: {limits}")

@@ -47,7 +47,7 @@ def lark_of_numbers(parts: list[str], digits: Digits) -> str:
     """A Lark grammar in which any JSON may stand between the parts, with numbers of so many digits:
     together with the grammar of the schemas, it bounds their numbers."""
     space = r"[ \t\r\n]*"
-    number = rf"-?(0|[1-9][0-9]{{0,{digits.whole - 1}}})(\.[0-9]{{1,{digits.fraction}}})?"
+    number = rf"-?(0|[1-9][0-9]{{0,{digits.integer - 1}}})(\.[0-9]{{1,{digits.fraction}}})?"
     exponent = rf"([eE][+-]?[0-9]{{1,{EXPONENT_DIGITS}}})?"
     rules = f"""
 {_VALUE}: {_VALUE}_object | {_VALUE}_array | {_VALUE}_scalar

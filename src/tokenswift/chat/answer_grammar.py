@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from tokenswift.chat.tools import Tools
 from tokenswift.grammar import SPACING
@@ -37,8 +36,10 @@ class _Writer:
     def __init__(
         self, family: Family, tools: Tools, special: Mapping[str, int], schema: str | None
     ) -> None:
-        self._family, self._tools = family, tools
-        self._special, self._schema = special, schema
+        self._family = family
+        self._tools = tools
+        self._special = special
+        self._schema = schema
 
     def written(self) -> str:
         """The grammar."""
@@ -68,27 +69,38 @@ class _Writer:
 
     def _free(self, token: str) -> list[str]:
         """Rules of an answer that may be text, bare calls, or text and then marked calls."""
-        family, tools = self._family, self._tools
+        family = self._family
+        tools = self._tools
         head = PLAIN.head.replace(PLAIN.key, family.key)
-        alike = head == family.head
-        rule = "one" if alike else "bare"
+        is_same_head = head == family.head
+        rule = "one" if is_same_head else "bare"
         bare = f'{rule} "}}"'
         if tools.parallel:
-            separator = family.between if alike and not family.shared else PLAIN.between
+            is_same = is_same_head and not family.shared
+            separator = family.between if is_same else PLAIN.between
             bare = f"{bare} ({_quoted(separator)} {bare})*"
         begun = "|".join(re.escape(_named(head, name)) for name in tools.callable)
         passing = [self._spelt(mark) for mark in family.passing if mark in self._special]
-        rest = f" (({'|'.join(passing)}) REST?)*" if passing else ""
+        marked_text = f" (({'|'.join(passing)}) REST?)*" if passing else ""
+        opened = " | opened" if family.mark else ""
         lines = [
-            f"start: TEXT{rest} | {token} {bare}{' | opened' if family.mark else ''}",
+            f"start: TEXT{marked_text} | {token} {bare}{opened}",
             rf"TEXT: /(.|\n)*/ & ~/({begun})(.|\n)*/",
-            *([r"REST: /(.|\n)+/"] if passing else []),
-            *([] if alike else self._rules("bare", head)),
         ]
-        return [*lines, *self._opened(rest)] if family.mark else lines
+        if passing:
+            lines.append(r"REST: /(.|\n)+/")
+        if not is_same_head:
+            lines += self._rules("bare", head)
+        if family.mark:
+            lines += self._opened(marked_text)
+        return lines
 
-    def _opened(self, rest: str) -> list[str]:
-        """Rules of text with a mark behind it, and of the calls that follow."""
+    def _opened(self, marked_text: str) -> list[str]:
+        """Rules of text with a mark behind it, and of the calls that follow.
+
+        Args:
+            marked_text: what may follow text before that: marks of the family, and text.
+        """
         family = self._family
         behind = family.opening.removeprefix(family.mark)
         space = '" "? ' if behind.startswith("[") else ""
@@ -96,7 +108,7 @@ class _Writer:
         lines = [f"trigger[lazy]: TEXT {_quoted(family.mark)}"]
         if family.mark not in self._special:
             return [f"opened: trigger {calls}", *lines]
-        marked = f"TEXT?{rest} {self._spelt(family.mark)}"
+        marked = f"TEXT?{marked_text} {self._spelt(family.mark)}"
         return [f"opened: (trigger | {marked}) {calls}", *lines]
 
     def _rules(self, rule: str, head: str) -> Iterable[str]:
@@ -136,8 +148,9 @@ def _named(head: str, name: str) -> str:
     return head.replace(NAME, name)
 
 
-def _json(schema: dict[str, Any]) -> str:
-    guidance = {**schema.get("x-guidance", {}), **SPACING}
+def _json(schema: Mapping[str, object]) -> str:
+    options = schema.get("x-guidance")
+    guidance = {**(options if isinstance(options, Mapping) else {}), **SPACING}
     return "%json " + json.dumps({**schema, "x-guidance": guidance}, ensure_ascii=False)
 
 

@@ -6,7 +6,6 @@ import base64
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tokenswift.chat.answer_grammar import answer_grammar
 from tokenswift.chat.parser import Delta, Parser
@@ -19,7 +18,7 @@ from tokenswift.loader.call_forms import PLAIN, Family, family_of
 from tokenswift.tokenizer import Tokenizer, backend_of
 from tokenswift.types import Generation, InputError
 
-TAIL = 16  # tokens at a prompt's end, among which the mark of a thought is
+MARK_TOKENS = 16  # at a prompt's end, among which the mark of a thought is
 
 
 def template_of(tokenizer: object) -> str:
@@ -33,12 +32,15 @@ def thought_of(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> str:
     prompt has), "" (there is none).
 
     Args:
-        prompt: ids of a chat.
+        tokenizer: of the model; None: it has none.
+        prompt: token ids of a chat.
     """
     if tokenizer is None or CLOSE not in template_of(tokenizer):
         return ""
-    end = tokenizer.decode(list(prompt[-TAIL:]), skip_special_tokens=False).rstrip()
-    return "begun" if end.endswith(OPEN) else "" if end.endswith(CLOSE) else "may"
+    end = tokenizer.decode(list(prompt[-MARK_TOKENS:]), skip_special_tokens=False).rstrip()
+    if end.endswith(OPEN):
+        return "begun"
+    return "" if end.endswith(CLOSE) else "may"
 
 
 def special_ids(tokenizer: object) -> dict[str, int]:
@@ -53,8 +55,8 @@ class ToolCall:
     """A call of a tool.
 
     Attributes:
-        id: of the call; its result names it.
-        name: of the tool.
+        id: the call's, by which its result names it.
+        name: the tool's.
         arguments: a JSON object, as text; cut where the answer was, by its length.
     """
 
@@ -63,7 +65,7 @@ class ToolCall:
     arguments: str
 
     @property
-    def form(self) -> dict[str, Any]:
+    def form(self) -> dict[str, object]:
         """The call as messages hold it."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
@@ -83,7 +85,8 @@ def gathered(deltas: Iterable[Delta], answer: str) -> tuple[str, tuple[ToolCall,
     Args:
         answer: what tells ids of its calls from those of other answers.
     """
-    spoken, calls = {"text": "", "thought": ""}, list[ToolCall]()
+    spoken = {"text": "", "thought": ""}
+    calls: list[ToolCall] = []
     for kind, text, index in deltas:
         if kind in spoken:
             spoken[kind] += text
@@ -94,11 +97,14 @@ def gathered(deltas: Iterable[Delta], answer: str) -> tuple[str, tuple[ToolCall,
     return spoken["text"], tuple(calls), spoken["thought"]
 
 
-def message_of(text: str, calls: Sequence[ToolCall], thought: str) -> dict[str, Any]:
+def message_of(text: str, calls: Sequence[ToolCall], thought: str) -> dict[str, object]:
     """An answer as a message of its conversation."""
-    made: dict[str, Any] = {"role": "assistant", "content": text}
-    made |= {"reasoning_content": thought} if thought else {}
-    return made | ({"tool_calls": [call.form for call in calls]} if calls else {})
+    message: dict[str, object] = {"role": "assistant", "content": text}
+    if thought:
+        message["reasoning_content"] = thought
+    if calls:
+        message["tool_calls"] = [call.form for call in calls]
+    return message
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ class Calls:
         tools: what may be called; None: nothing.
         family: the form.
         special: the vocabulary's special tokens, with their ids.
-        thought: of `thought_of`.
+        thought: where it begins, as `thought_of` has it.
     """
 
     tools: Tools | None = None
@@ -141,16 +147,17 @@ class Calls:
         Raises:
             InputError: calls do not go with its grammar.
         """
-        given = sampling.grammar
+        grammar = sampling.grammar
         if self.tools is not None:
-            if given is not None and given.kind != "json_schema":
-                text = f"a grammar ({given.kind}) is given beside tools; valid: one of the two"
+            if grammar is not None and grammar.kind != "json_schema":
+                text = f"a grammar ({grammar.kind}) is given beside tools; valid: one of the two"
                 raise InputError(text, "tools")
-            schema = None if given is None else given.text
-            given = Grammar.lark(answer_grammar(self.family, self.tools, self.special, schema))
-        return replace(
-            sampling, grammar=None if given is None else replace(given, thought=self.thought)
-        )
+            schema = None if grammar is None else grammar.text
+            text = answer_grammar(self.family, self.tools, self.special, schema)
+            grammar = Grammar.lark(text)
+        if grammar is not None:
+            grammar = replace(grammar, thought=self.thought)
+        return replace(sampling, grammar=grammar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +165,8 @@ class Reply:
     """The result of ``LLM.chat``.
 
     Attributes:
-        text: of the answer, beside calls.
-        tool_calls: in the order in which they were written.
+        text: what the answer says besides its calls.
+        tool_calls: its calls, in the order in which they were written.
         generation: the tokens, as they were written, with their figures.
         reasoning: what the model thought before, between ``<think>`` and ``</think>``.
     """
@@ -176,7 +183,7 @@ class Reply:
         return "tool_calls" if self.tool_calls and reason != "length" else reason
 
     @property
-    def message(self) -> dict[str, Any]:
+    def message(self) -> dict[str, object]:
         """The answer as a message of the conversation, for the next call of ``LLM.chat``; a result
         follows it as ``{"role": "tool", "tool_call_id": call.id, "content": …}``."""
         return message_of(self.text, self.tool_calls, self.reasoning)

@@ -9,15 +9,21 @@ that their arguments are told as they come. Others, such as fenced ones, are tol
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tokenswift.chat.values import LONGEST, SPACE, ValueReader, ValueScan, Waits, WrittenCall
 from tokenswift.grammar import CLOSE, OPEN
 from tokenswift.loader.call_forms import ID, NAME, PLAIN, Family
 
-S = f"[{SPACE}]{{0,{LONGEST}}}+"
-OPENED, CLOSED, FENCE = (S + mark for mark in (OPEN, CLOSE, "```"))
+if TYPE_CHECKING:
+    from regex import Match
+
+#: whitespace between the parts of a call
+SPACES = f"[{SPACE}]{{0,{LONGEST}}}+"
+OPENED = SPACES + OPEN
+CLOSED = SPACES + CLOSE
+FENCE = SPACES + "```"
 #: parts of a call's form: special tokens, quoted words, JSON's own letters, others
 PARTS = re.compile(rf'"[^"]*"|<[^<>{SPACE}]+>|[{{}}\[\]:,]|[^{SPACE}{{}}\[\]:,"<]+|[^{SPACE}]')
 ID_PATTERN = "[A-Za-z0-9_-]{1,64}"
@@ -62,15 +68,16 @@ class Patterns:
         bare = re.escape(PLAIN.head.replace(PLAIN.key, family.key))
         named = f"(?P<name>{self._names})"
         self.exact = f"{begins}{bare.replace(NAME, named)}(?=\\{{)"
-        self.before = rf"{S}{begins}{S}(```(json)?)?{S}(?=[\[{{])"
-        self.mark = S + re.escape(family.mark) if family.mark else ""
-        head = f"{self._flexible(family.head)}{S}(?=\\{{)"
+        self.before = rf"{SPACES}{begins}{SPACES}(```(json)?)?{SPACES}(?=[\[{{])"
+        self.mark = SPACES + re.escape(family.mark) if family.mark else ""
+        head = f"{self._flexible(family.head)}{SPACES}(?=\\{{)"
         self.first = f"{self._flexible(family.opening)}{head}"
         self.more = f"{self._flexible(family.between)}{head}" if family.shared else ""
         self.tail = self._flexible(family.tail)
         self.closing = self._flexible(family.closing)
         if not family.shared:
-            self.tail, self.closing = self.tail + self.closing, ""
+            self.tail += self.closing
+            self.closing = ""
 
     def _flexible(self, text: str) -> str:
         """A pattern of a part of a call."""
@@ -82,7 +89,7 @@ class Patterns:
             return f"{self._flexible(before)}{key}{self._flexible(behind)}"
         named = f"(?P<name>{self._names})"
         parts = (re.escape(part).replace(NAME, named, 1) for part in PARTS.findall(text))
-        return "".join(S + part for part in parts)
+        return "".join(SPACES + part for part in parts)
 
 
 class Parser(ValueReader):
@@ -98,7 +105,7 @@ class Parser(ValueReader):
         family: the form of calls; None: there are none.
         names: of the tools; what names no tool is text.
         parallel: whether a second call is one.
-        thought: of `thought_of`.
+        thought: where it begins, as `thought_of` has it.
     """
 
     def __init__(
@@ -139,9 +146,9 @@ class Parser(ValueReader):
             yield from self._strip(SPACE)
             if begun:
                 yield from self._thought(CLOSED)
-        elif thinks is not None and (yield from self._take(S + re.escape(thinks[0]))):
+        elif thinks is not None and (yield from self._take(SPACES + re.escape(thinks[0]))):
             yield from self._strip(SPACE)
-            yield from self._thought(S + re.escape(thinks[1]))
+            yield from self._thought(SPACES + re.escape(thinks[1]))
         if family is not None:
             yield from self._spoken_part(family)
             if self._names:
@@ -158,7 +165,7 @@ class Parser(ValueReader):
         if family.speaks is None:
             return
         opening, closing = map(re.escape, family.speaks)
-        if (yield from self._take(S + opening)):
+        if (yield from self._take(SPACES + opening)):
             yield from self._tell("text", closing)
             yield from self._take(closing)
 
@@ -171,7 +178,8 @@ class Parser(ValueReader):
             match = yield from self._take(patterns.first)
             if match is None:  # the mark opens nothing
                 opened = yield from self._take(patterns.mark)
-                self._say("text", opened[0])
+                if opened is not None:
+                    self._say("text", opened[0])
             while match is not None:
                 yield from self._call(match["name"], patterns.tail)
                 match = None
@@ -189,10 +197,10 @@ class Parser(ValueReader):
         """Calls that an answer begins with."""
         exact = patterns.exact
         while self._may_call and (match := (yield from self._take(exact))) is not None:
-            yield from self._call(match["name"], S + r"\}" + S)
+            yield from self._call(match["name"], SPACES + r"\}" + SPACES)
             yield from self._take(FENCE)
             yield from self._strip(SPACE + ";")
-            exact = S + patterns.exact
+            exact = SPACES + patterns.exact
         while self._may_call:
             match = yield from self._seen(patterns.before)
             calls = None if match is None else (yield from self._value_of_calls(match.end()))
@@ -246,47 +254,54 @@ class Parser(ValueReader):
         if kind == "text":
             if self._apart:
                 text = f"\n{text}"
-            self._spoken, self._apart = True, False
+            self._spoken = True
+            self._apart = False
         self._deltas.append(Delta(kind, text, self._count if kind == "arguments" else 0))
 
     # ---- patterns in what comes ------------------------------------------------------------------
 
-    def _look(self, how: Literal["match", "search"], pattern: str) -> Any:
-        """Where a pattern stands, or the beginning of it where more of the answer may come."""
-        import regex  # which takes longer to import than this whole package
+    def _match(self, pattern: str) -> Match[str] | None:
+        """A pattern at the beginning of what is held, or its beginning where more may come."""
+        import regex  # which takes longer to import than all of this package
 
-        return getattr(regex, how)(pattern, self._held, partial=not self._ended)
+        return regex.match(pattern, self._held, partial=not self._ended)
 
-    def _seen(self, pattern: str) -> Generator[None, None, Any]:
-        """What stands here of a pattern; None where something else does."""
-        while (match := self._look("match", pattern)) and match.partial:
+    def _search(self, pattern: str) -> Match[str] | None:
+        """A pattern anywhere in what is held, or its beginning where more may come."""
+        import regex
+
+        return regex.search(pattern, self._held, partial=not self._ended)
+
+    def _seen(self, pattern: str) -> Waits[Match[str] | None]:
+        """What comes next of a pattern; None where something else does."""
+        match = self._match(pattern)
+        while match is not None and match.partial:
             yield
+            match = self._match(pattern)
         return match
 
-    def _take(self, pattern: str) -> Generator[None, None, Any]:
-        """What stands here of a pattern, which goes; None where something else does."""
+    def _take(self, pattern: str) -> Waits[Match[str] | None]:
+        """What comes next of a pattern, which goes; None where something else does."""
         match = yield from self._seen(pattern)
         self._held = self._held[match.end() if match else 0 :]
         return match
 
-    def _tell(
-        self, kind: Literal["thought", "text"], mark: str | None = None
-    ) -> Generator[None, None, bool]:
+    def _tell(self, kind: Literal["thought", "text"], mark: str | None = None) -> Waits[bool]:
         """Tell what stands before a mark, as it comes; whether the mark does."""
         while True:
-            place = mark and self._look("search", mark)
-            here = bool(place) and not place.partial
-            text = self._held[: place.start()] if place else self._held
+            match = None if mark is None else self._search(mark)
+            has_mark = match is not None and not match.partial
+            text = self._held if match is None else self._held[: match.start()]
             self._held = self._held[len(text) :]
             text = text.rstrip(SPACE) if self._ended and kind == "thought" else text
             self._say(kind, text)
-            if here or self._ended:
-                return here
+            if has_mark or self._ended:
+                return has_mark
             yield
 
     def _strip(self, letters: str) -> Waits[None]:
-        """Leave out letters that stand here."""
-        while not (rest := self._held.lstrip(letters)) and not self._ended:
-            self._held = ""
+        """Leave out letters that come next."""
+        self._held = self._held.lstrip(letters)
+        while not self._held and not self._ended:
             yield
-        self._held = rest
+            self._held = self._held.lstrip(letters)

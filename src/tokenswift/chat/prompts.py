@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, TypeAlias, TypeGuard
+from typing import TypeAlias, TypeGuard
 
 from tokenswift.chat.messages import checked
 from tokenswift.checks import check_text, integer_of, shown
-from tokenswift.loader.abilities import Turns
+from tokenswift.loader.abilities import Abilities, Turns
 from tokenswift.loader.apart import encoded, set_apart
 from tokenswift.loader.call_forms import family_of
 from tokenswift.loader.chat_template import (
@@ -28,20 +28,21 @@ from tokenswift.loader.chat_template import (
     template_text,
 )
 from tokenswift.loader.errors import refused_as
-from tokenswift.loader.fitting import fitted
+from tokenswift.loader.fitting import Fitted, fitted
 from tokenswift.tokenizer import Tokenizer
 from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
 
 Prompt: TypeAlias = str | Sequence[int] | Messages
+EMPTY_ANSWER = {"role": "assistant", "content": ""}
 VALID = (
     "text, a list of token ids, or a list of messages such as {'role': 'user', 'content': 'Hello'}"
 )
 
 
 def prompt_ids(
-    prompt: Any,
+    prompt: object,
     tokenizer: Tokenizer | None,
     vocab_size: int,
     name: str = "prompt",
@@ -68,12 +69,11 @@ def prompt_ids(
     elif is_chat(prompt):
         ids = chat_ids(prompt, tokenizer, name, tools, options)
     else:
-        ids = _checked(prompt, vocab_size, name)
+        ids = _checked_ids(prompt, vocab_size, name)
     if not ids:
         raise InputError(f"{name} is empty; valid: at least one token")
-    if (
-        token := max(ids)
-    ) >= vocab_size:  # a tokenizer may have added tokens that the model has no row for
+    token = max(ids)
+    if token >= vocab_size:  # a tokenizer may have added tokens that the model has no row for
         name_of_token = tokenizer.convert_ids_to_tokens(token) if tokenizer is not None else token
         written = shown(str(name_of_token))
         raise InputError(
@@ -84,7 +84,7 @@ def prompt_ids(
 
 
 def several_ids(
-    prompts: Any, tokenizer: Tokenizer | None, vocab_size: int, options: Options = None
+    prompts: object, tokenizer: Tokenizer | None, vocab_size: int, options: Options = None
 ) -> list[list[int]]:
     """Token ids of each of several prompts; ``options`` as for `prompt_ids`.
 
@@ -142,7 +142,7 @@ def ids_of(prompt: Prompt) -> list[int]:
 
 
 def chat_ids(
-    messages: Any,
+    messages: Sequence[object],
     tokenizer: Tokenizer | None,
     name: str = "prompt",
     tools: Tools = None,
@@ -155,50 +155,61 @@ def chat_ids(
         InputError: there is no template, a message is none, or the template refuses them.
     """
     template = template_of(tokenizer, tools=True)
-    said = checked(messages, name, template if isinstance(template, str) else "")
+    turns = checked(messages, name, template if isinstance(template, str) else "")
     if tokenizer is None or not has_template(tokenizer):
         raise InputError(
             f"{name} is a list of messages, but the model has no chat template; valid: text"
         )
-    made = "the text that the model's chat template makes"
-    text, sign = _written(said, tokenizer, tools, check_template_options(options))
-    encode = partial(_encoded, tokenizer=tokenizer, name=made, add_special_tokens=False)
-    return encoded(check_text(made, text), tokenizer, encode, sign)
+    text_name = "the text that the model's chat template makes"
+    text, sign = _written(turns, tokenizer, tools, check_template_options(options))
+    encode = partial(_encoded, tokenizer=tokenizer, name=text_name, add_special_tokens=False)
+    return encoded(check_text(text_name, text), tokenizer, encode, sign)
 
 
 def _written(
-    said: Turns, tokenizer: Tokenizer, tools: Tools, options: dict[str, Any]
+    turns: Turns, tokenizer: Tokenizer, tools: Tools, options: dict[str, object]
 ) -> tuple[str, str]:
     """The text of chat messages by the tokenizer's template, up to where the answer begins; and the
     sign of :func:`set_apart`."""
-    wanted = options.pop("continue_final_message", None)
-    if wanted is not False and len(said) > 1 and said[-1] == {"role": "assistant", "content": ""}:
-        said.pop()  # the answer that is asked for
-    calling = any(turn["role"] == "tool" or turn.get("tool_calls") for turn in said)
-    template = template_text(tokenizer, calling or tools is not None)
+    continues = options.pop("continue_final_message", None)
+    if continues is not False and len(turns) > 1 and turns[-1] == EMPTY_ANSWER:
+        turns.pop()  # the answer that the caller wants
+    has_calls = any(turn["role"] == "tool" or turn.get("tool_calls") for turn in turns)
+    template = template_text(tokenizer, has_calls or tools is not None)
     abilities = abilities_of(template, tokenizer)
-    signed, sign = set_apart({"messages": said, "tools": tools, "options": options}, tokenizer)
-    how = (signed["tools"], signed["options"], abilities, family_of(template))
-    fit = fitted(signed["messages"], *how)
+    signed, sign = set_apart({"messages": turns, "tools": tools, "options": options}, tokenizer)
+    fit = fitted(
+        signed["messages"],
+        tools=signed["tools"],
+        variables=signed["options"],
+        abilities=abilities,
+        family=family_of(template),
+    )
     for warning in fit.warnings:
         _warn(warning, template)
     last = fit.turns[-1]
-    continued = last["role"] == "assistant" and wanted is not False and not last.get("tool_calls")
-    if wanted and not continued:
-        given = (
-            f"continue_final_message is {shown(wanted)}, and the last message the {last['role']}'s"
-        )
+    has_answer = last["role"] == "assistant" and not last.get("tool_calls")
+    if continues and not has_answer:
+        text = f"continue_final_message is {shown(continues)}"
         raise InputError(
-            f"{given}; valid: with an assistant message at the end", "continue_final_message"
+            f"{text}, and the last message the {last['role']}'s; valid: with an assistant message "
+            "at the end",
+            "continue_final_message",
         )
-    if not continued:
+    if not has_answer or continues is False:
         return abilities.render(fit.turns, fit.variables), sign
+    return _text_of_continued(fit, abilities), sign
+
+
+def _text_of_continued(fit: Fitted, abilities: Abilities) -> str:
+    """The text of a conversation up to the end of its last message, the assistant's."""
+    last = fit.turns[-1]
     turns = [*fit.turns[:-1], {**last, "content": last["content"] + END}]
     variables = {**fit.variables, "add_generation_prompt": False}
     text, mark, _ = abilities.render(turns, variables).rpartition(END)
     if not mark:
         raise InputError("the model's chat template leaves out the assistant's message at the end")
-    return text, sign
+    return text
 
 
 @lru_cache(64)
@@ -207,10 +218,10 @@ def _warn(warning: str, template: str) -> None:
     logger.warning("%s", warning)
 
 
-def _checked(prompt: Any, vocab_size: int, name: str) -> list[int]:
+def _checked_ids(prompt: object, vocab_size: int, name: str) -> list[int]:
     """Token ids as Python's own integers."""
     tolist = getattr(prompt, "tolist", None)  # numpy's arrays and torch's tensors
-    values = prompt if tolist is None else tolist()
+    values = tolist() if callable(tolist) else prompt
     if not isinstance(values, list | tuple | range):
         raise InputError(f"{name} is {shown(prompt)}; valid: {VALID}")
     ids: list[int] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, TypedDict
 
 import msgspec
 
@@ -14,10 +14,25 @@ from tokenswift.grammar import Grammar
 from tokenswift.json_schema import closed
 from tokenswift.types import InputError
 
-MOST = 128  # tools of a chat
+MOST_TOOLS = 128  # of a chat
 CHOICES = ("none", "auto", "required")
 FORM = "{'type': 'function', 'function': {'name': …, 'parameters': {…}}}"
 NAMED = "{'type': 'function', 'function': {'name': …}} with the name of a tool"
+
+
+class FunctionForm(TypedDict):
+    """What is said of a function."""
+
+    name: str
+    description: str
+    parameters: dict[str, object]
+
+
+class ToolForm(TypedDict):
+    """A tool as chat templates take it."""
+
+    type: str
+    function: FunctionForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +46,7 @@ class Tools:
         parallel: several calls in an answer.
     """
 
-    known: Mapping[str, dict[str, Any]]
+    known: Mapping[str, ToolForm]
     choice: str = "auto"
     parallel: bool = True
 
@@ -41,15 +56,15 @@ class Tools:
         return [self.choice] if self.choice in self.known else [*self.known]
 
     @property
-    def forms(self) -> list[dict[str, Any]]:
+    def forms(self) -> list[ToolForm]:
         """As chat templates take them."""
         return [*self.known.values()]
 
-    def bound(self, name: str) -> dict[str, Any]:
+    def bound(self, name: str) -> dict[str, object]:
         """The schema that arguments are held to, with no members that it does not list unless it
         says so, and without keywords that llguidance does not know."""
-        copied = json.loads(json.dumps(self.known[name]["function"]["parameters"]))
-        return closed({"type": "object", **copied, "x-guidance": {"lenient": True}})
+        parameters = json.loads(json.dumps(self.known[name]["function"]["parameters"]))
+        return closed({"type": "object", **parameters, "x-guidance": {"lenient": True}})
 
 
 def tools_of(tools: object, choice: object = None, parallel: object = None) -> Tools | None:
@@ -67,25 +82,25 @@ def tools_of(tools: object, choice: object = None, parallel: object = None) -> T
         InputError: naming what is wrong and what is valid.
     """
     listed: Sequence[object] | None = [] if tools is None else None
-    if isinstance(tools, list | tuple) and len(tools) <= MOST:
+    if isinstance(tools, list | tuple) and len(tools) <= MOST_TOOLS:
         listed = tools
     if listed is None:
-        raise _wrong("tools", tools, f"a list of tools such as {FORM}, up to {MOST}")
-    several = True if parallel is None else check_flag("parallel_tool_calls", parallel)
+        raise _wrong("tools", tools, f"a list of tools such as {FORM}, up to {MOST_TOOLS}")
+    is_parallel = True if parallel is None else check_flag("parallel_tool_calls", parallel)
     forms = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(listed)]
     known = {form["function"]["name"]: form for form in forms}
     if len(known) < len(forms):
         raise _wrong("tools", [form["function"]["name"] for form in forms], "different names")
     chosen = _choice(choice, known)
-    return Tools(known, chosen, several) if known and chosen != "none" else None
+    return Tools(known, chosen, is_parallel) if known and chosen != "none" else None
 
 
-def _wrong(where: str, value: object, valid: str) -> InputError:
-    return InputError(f"{where} is {shown(value)}; valid: {valid}", where.partition("[")[0])
+def _wrong(place: str, value: object, valid: str) -> InputError:
+    return InputError(f"{place} is {shown(value)}; valid: {valid}", place.partition("[")[0])
 
 
 def _function(value: object) -> Mapping[str, object] | None:
-    """What is said of a function, in either form; None: nothing."""
+    """The fields of a function, in either form of the interface; None: there are none."""
     function = value.get("function", value) if isinstance(value, Mapping) else None
     return function if isinstance(function, Mapping) else None
 
@@ -93,10 +108,10 @@ def _function(value: object) -> Mapping[str, object] | None:
 class _Function(msgspec.Struct):
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, object] | None = None
 
 
-def _tool(tool: object, where: str) -> dict[str, Any]:
+def _tool(tool: object, place: str) -> ToolForm:
     """A tool as chat templates take it."""
     try:
         function = msgspec.convert(_function(tool), _Function)
@@ -108,11 +123,12 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
             raise ValueError("a function's name is its own, and its parameters are an object's")
     except (ValueError, InputError) as error:  # msgspec's, too
         raise InputError(
-            f"{where} is {shown(tool)} ({error}); valid: a function, such as {FORM}", "tools"
+            f"{place} is {shown(tool)} ({error}); valid: a function, such as {FORM}", "tools"
         ) from error
-    described = function.description or ""
-    form = {"name": function.name, "description": described, "parameters": parameters}
-    return {"type": "function", "function": form}
+    form = FunctionForm(
+        name=function.name, description=function.description or "", parameters=parameters
+    )
+    return ToolForm(type="function", function=form)
 
 
 def _choice(choice: object, known: Mapping[str, object]) -> str:

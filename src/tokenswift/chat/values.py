@@ -169,7 +169,8 @@ class ValueReader:
         Args:
             most: letters of a value; the place of a longer one is its beginning.
         """
-        scan, start = ValueScan(), at
+        scan = ValueScan()
+        start = at
         while True:
             end = scan.end_in(self._held[at:])
             if end is not None:
