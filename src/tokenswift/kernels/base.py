@@ -32,7 +32,15 @@ from tokenswift.kernels.attention import (
 )
 from tokenswift.kernels.batch import Batch, Body, LayerPass, check_ids
 from tokenswift.kernels.formats import Q8_0, STORED_IN, Stored
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape, WritePanels, active_type
+from tokenswift.kernels.mixture import mixed_outputs, routes_of
+from tokenswift.kernels.weights import (
+    ExpertWeights,
+    LayerWeights,
+    Packed,
+    Shape,
+    WritePanels,
+    active_type,
+)
 from tokenswift.kv.cache import Entries, FullCache
 from tokenswift.kv.memory import Arena
 from tokenswift.kv.passes import Segment
@@ -56,6 +64,7 @@ class Backend:
             decode passes.
         decodes: whether it can run a decoder's layers; otherwise models use transformers' own
             forward.
+        mixtures: whether its layers may have experts.
         fused: whether it has kernels for products and norms, for which draft heads are packed too.
         formats: quantized formats that its products read as stored, also with int8 activations.
         kind: type of the device, "cpu" or "cuda".
@@ -67,6 +76,7 @@ class Backend:
     build: str | None = None
     equal_bits = False
     prefill_keeps_bits = True
+    mixtures = True
     fused = False
     formats: tuple[str, ...] = ()
 
@@ -213,9 +223,12 @@ class Backend:
             mixed = self._attend_segments(heads, number, layer, shape, segments)
             output = self.linear(mixed.to(shape.active), layer.out, layer.out_bias)
             states += self._normed(output, layer.out_norm, shape) * shape.residual
-            if not shape.parallel:
-                normed = self._normed(states, layer.mlp_norm, shape, shape.active)
-            output = self._mlp(normed, layer, shape)
+            if layer.experts is not None:
+                output = self._experts(states, layer, layer.experts, shape)
+            else:
+                if not shape.parallel:
+                    normed = self._normed(states, layer.mlp_norm, shape, shape.active)
+                output = self._mlp(normed, layer, shape)
             states += self._normed(output, layer.down_norm, shape) * shape.residual
         if shape.parallel:
             states -= states.mean(-1, keepdim=True)
@@ -296,9 +309,41 @@ class Backend:
     def _mlp(
         self, normed: Float[Tensor, "n D"], layer: LayerWeights, shape: Shape
     ) -> Float[Tensor, "n D"]:
-        gate, up = self.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        gate_up, down = layer.mlp()
+        gated = self._gated(self.linear(normed, gate_up, layer.gate_up_bias), shape)
+        return self.linear(gated, down, layer.down_bias)
+
+    def _gated(self, gate_up: Float[Tensor, "n N"], shape: Shape) -> Float[Tensor, "n inner"]:
+        gate, up = gate_up.chunk(2, dim=-1)
         gated = F.gelu(gate, approximate="tanh") if shape.gelu else F.silu(gate)
-        return self.linear((gated * up).to(shape.active), layer.down, layer.down_bias)
+        return (gated * up).to(shape.active)
+
+    def _experts(
+        self,
+        states: Float[Tensor, "n D"],
+        layer: LayerWeights,
+        experts: ExpertWeights,
+        shape: Shape,
+    ) -> Float[Tensor, "n D"]:
+        """What the experts of each row, and the shared one, make of the normed states."""
+        mixture = shape.mixture
+        if mixture is None:
+            raise ValueError("a layer has experts, and the shape no mixture")
+        normed = self._normed(states, layer.mlp_norm, shape)
+        logits = self.linear(normed, experts.router)
+        active = normed.to(shape.active)
+
+        def mlp(inputs: Tensor, gate_up: Packed, down: Packed) -> Tensor:
+            return self.linear(self._gated(self.linear(inputs, gate_up), shape), down)
+
+        routes = routes_of(logits[:, : mixture.experts], mixture, experts.bias)
+        total = mixed_outputs(active, routes, experts, mlp)
+        if layer.gate_up is None:
+            return total
+        shared = self._mlp(active, layer, shape)
+        if mixture.shared_gate:
+            shared = logits[:, mixture.experts :].sigmoid() * shared
+        return total + shared
 
     def attend(
         self, query: Float[Tensor, "H n d"], context: AttentionContext

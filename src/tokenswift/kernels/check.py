@@ -9,6 +9,7 @@ sequence's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -18,7 +19,14 @@ from torch.nn.functional import pad
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.batch import Body, LayerPass
 from tokenswift.kernels.formats import Format, Stored
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.kernels.weights import (
+    ExpertWeights,
+    LayerWeights,
+    Mixture,
+    Packed,
+    Shape,
+    active_type,
+)
 from tokenswift.kv.cache import FullCache
 from tokenswift.kv.passes import Segment
 
@@ -31,6 +39,7 @@ WIDTH = 40  # of heads; it fills no tile
 BEFORE = 501  # committed keys
 TAIL = 19  # positions that are compared, across the end of a chunk
 WINDOW = 300  # of the second layer
+MIXTURE = Mixture(experts=7, used=2, inner=64, shared=96, shared_gate=True)
 OUTLIER = 3  # channel of a key that is larger than the others
 
 
@@ -45,6 +54,7 @@ class Case:
         width: of heads.
         keys: type of keys and values, if it is another; in int8, the second layer's keys have 16
             bits.
+        mixture: of the second layer; None: it has one MLP.
     """
 
     def __init__(
@@ -55,11 +65,14 @@ class Case:
         active: torch.dtype | None = None,
         width: int = WIDTH,
         keys: torch.dtype | None = None,
+        mixture: Mixture | None = None,
     ) -> None:
         name = f"{form.name if form else ''} {active or dtype}, heads of {width}"
-        self.name = f"{name}, keys of {keys or dtype}".strip()
+        experts = "" if mixture is None else ", with experts"
+        self.name = f"{name}, keys of {keys or dtype}{experts}".strip()
         self._bodies: dict[Backend, Body] = {}
-        self.shape = _shape(dtype, keys or dtype, active or active_type(dtype), width)
+        shape = _shape(dtype, keys or dtype, active or active_type(dtype), width)
+        self.shape = replace(shape, mixture=mixture)
         random = _Random(backend, form)
         bias = random.tensor((HEADS + 2 * KV_HEADS) * width)
         bias[HEADS * width + OUTLIER] *= 100  # of keys, as some models have it
@@ -171,16 +184,28 @@ class _Random:
     def layer(self, shape: Shape, number: int, bias: Tensor) -> LayerWeights:
         """A layer; those after the first have a window, and keys of 16 bits in int8."""
         query_rows = HEADS * shape.width
+        mixture = shape.mixture if number else None
         return LayerWeights(
             qkv=self.weight(len(bias), HIDDEN, shape.weights),
             out=self.weight(HIDDEN, query_rows, shape.weights),
             gate_up=self.weight(2 * INNER, HIDDEN, shape.weights),
             down=self.weight(HIDDEN, INNER, shape.weights),
+            experts=None if mixture is None else self.experts(mixture, shape.weights),
             norm=1 + self.tensor(HIDDEN, size=0.1),
             mlp_norm=1 + self.tensor(HIDDEN, size=0.1),
             qkv_bias=bias,
             window=number * WINDOW,
             wide_keys=number > 0,
+        )
+
+    def experts(self, mixture: Mixture, dtype: torch.dtype) -> ExpertWeights:
+        """A mixture's experts and their router."""
+        count = mixture.experts
+        router = self.tensor(mixture.router_rows, HIDDEN)
+        return ExpertWeights(
+            router=self.backend.pack(router, torch.float32),
+            gate_up=[self.weight(2 * mixture.inner, HIDDEN, dtype) for _ in range(count)],
+            down=[self.weight(HIDDEN, mixture.inner, dtype) for _ in range(count)],
         )
 
 

@@ -275,11 +275,41 @@ def _section(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """How rows go through experts, in place of one MLP.
+
+    Attributes:
+        experts: how many there are.
+        used: how many of them a row goes through.
+        inner: width of each.
+        shared: width of the expert that all rows go through; 0: there is none.
+        shared_gate: whether the router has one more row, whose logit's sigmoid the shared expert's
+            output is multiplied with.
+        sigmoid: whether a score is a logit's sigmoid, else the softmax over all experts.
+        renormalised: whether the scores of a row's experts are divided by their sum.
+    """
+
+    experts: int
+    used: int
+    inner: int
+    shared: int = 0
+    shared_gate: bool = False
+    sigmoid: bool = False
+    renormalised: bool = False
+
+    @property
+    def router_rows(self) -> int:
+        """Rows of the router's weight."""
+        return self.experts + self.shared_gate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """The sizes, types and switches of a decoder's layers.
 
     Attributes:
         layers, hidden, inner, heads, kv_heads, width: L, D, the MLP's width, H, K and d.
+        mixture: of the layers with experts; None: no layer has any.
         weights, keys: types of weights as products take them, and of keys and values: float32,
             bfloat16 or float16; keys and values also int8.
         active: type of what enters a product: bfloat16 for bfloat16 weights, else float32; int8
@@ -309,6 +339,7 @@ class Shape:
     gelu: bool = False
     norm_all_heads: bool = False
     parallel: bool = False
+    mixture: Mixture | None = None
 
     @property
     def queries(self) -> torch.dtype:
@@ -322,6 +353,28 @@ def active_type(weights: torch.dtype) -> torch.dtype:
 
 
 @dataclass(slots=True)
+class ExpertWeights:
+    """The weights of a layer's experts.
+
+    Attributes:
+        router: (`Mixture.router_rows`, D), float32.
+        gate_up, down: of each expert, as those of an MLP.
+        bias: added to the scores by which experts are chosen, (E,).
+        c_experts: the experts as structures of the CPU kernels, which make them once.
+    """
+
+    router: Packed
+    gate_up: list[Packed]
+    down: list[Packed]
+    bias: Tensor | None = None
+    c_experts: object | None = None
+
+    def packed(self) -> list[Packed]:
+        """The experts' weights, without the router."""
+        return [*self.gate_up, *self.down]
+
+
+@dataclass(slots=True)
 class LayerWeights:
     """One layer: packed projections, and float32 vectors for everything else (None where there is
     none).
@@ -330,7 +383,8 @@ class LayerWeights:
         qkv: queries, keys and values in one, ((H + 2 K) d, D).
         out: (D, H d).
         gate_up: gate, then up, (2 · inner, D).
-        down: (D, inner).
+        down: (D, inner). Beside experts, both are those of the expert that all rows go through; None
+            where there is none.
         norm, mlp_norm: weights of the RMS norms before attention and before the MLP; None where
             states enter as they are.
         out_norm, down_norm: weights of the norms of what attention and MLP add to a state.
@@ -342,12 +396,13 @@ class LayerWeights:
         second_qkv: of a drafter's layer: adds to queries, keys and values from a second input, of
             which a pass has a row for each of its states, ((H + 2 K) d, D).
         second_norm: weight of the norm of that input.
+        experts: of a mixture; None: the layer has one MLP.
     """
 
     qkv: Packed
     out: Packed
-    gate_up: Packed
-    down: Packed
+    gate_up: Packed | None
+    down: Packed | None
     norm: Tensor | None
     mlp_norm: Tensor | None
     qkv_bias: Tensor | None = None
@@ -363,17 +418,30 @@ class LayerWeights:
     wide_keys: bool = False
     second_qkv: Packed | None = None
     second_norm: Tensor | None = None
+    experts: ExpertWeights | None = None
+
+    def mlp(self) -> tuple[Packed, Packed]:
+        """gate_up and down.
+
+        Raises:
+            ValueError: the layer has none, only experts.
+        """
+        if self.gate_up is None or self.down is None:
+            raise ValueError("the layer has experts alone; valid: one with an MLP")
+        return self.gate_up, self.down
 
     def packed(self) -> list[Packed]:
-        """All weights that are multiplied with."""
-        weights = [self.qkv, self.out, self.gate_up, self.down]
-        return weights if self.second_qkv is None else [*weights, self.second_qkv]
+        """All weights that are multiplied with, but for a router."""
+        optional = (self.gate_up, self.down, self.second_qkv)
+        weights = [self.qkv, self.out, *(weight for weight in optional if weight is not None)]
+        return weights if self.experts is None else [*weights, *self.experts.packed()]
 
     def tensors(self) -> Iterator[Tensor]:
-        """Everything that a pass reads."""
+        """Everything that passes read."""
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Packed):
-                yield from (part.data for part in value.parts)
-            elif isinstance(value, Tensor):
+            if isinstance(value, Tensor):
                 yield value
+        routers = [] if self.experts is None else [self.experts.router]
+        for weight in (*self.packed(), *routers):
+            yield from (part.data for part in weight.parts)

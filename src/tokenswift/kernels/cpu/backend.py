@@ -408,7 +408,7 @@ def _layer_address(
 def fault_of(library: ctypes.CDLL) -> str | None:
     """The first kind of layers in which a library's rows have other bits than alone, or None: on
     one and two threads, in every type, and with quantized weights."""
-    from tokenswift.kernels.check import Case, keeps_bits  # needed once a machine
+    from tokenswift.kernels.check import MIXTURE, Case, keeps_bits  # needed once a machine
 
     kernels = [CpuBackend(library, threads) for threads in (1, 2)]
     first = kernels[0]
@@ -419,6 +419,8 @@ def fault_of(library: ctypes.CDLL) -> str | None:
         Case(first, torch.bfloat16, q8),
         Case(first, torch.float32, q8, torch.int8),
         Case(first, torch.float32, q8, torch.int8, keys=torch.int8),
+        Case(first, torch.bfloat16, mixture=MIXTURE),
+        Case(first, torch.float32, q8, torch.int8, mixture=MIXTURE),
     ]
     return next((case.name for case in cases if not keeps_bits(kernels, case)), None)
 

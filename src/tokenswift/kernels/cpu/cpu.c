@@ -202,23 +202,32 @@ typedef struct {
     int type, gelu;
 } Gate;
 
+/* One row; of I8, as groups that are `block` apart. */
+INLINE void gate_row(char *out, const int type, int gelu, const float *both, long width, long block) {
+    const int made = type == I8 ? F32 : type;
+    float whole[type == I8 ? width : 1];
+    char *at = type == I8 ? (char *)whole : out;
+    for (long c = 0; c < width; c += W) {
+        const char *gate = (const char *)(both + c), *lift = gate + width * 4;
+        V x = load_left(F32, gate, width - c), u = load_left(F32, lift, width - c);
+        V y = x; /* GeLU by its tanh is x times a logistic function, too: of 2 √(2 / π) (x + .044715 x³) */
+        if (gelu) y = fused(x * x * x, splat(0.0713548163f), x * 1.59576912f);
+        store_left(made, at + c * bytes_of(made), x / (vexp(-y) + 1.0f) * u, width - c);
+    }
+    if (type == I8) quantize((Group *)out, block, whole, width);
+}
+
+/* Where a row of a product's input stands. */
+INLINE char *row_at(char *rows, int type, long n, long width, long i) {
+    return type == I8 ? (char *)group_of(rows, n, width, i) : rows + i * width * bytes_of(type);
+}
+
 static void some_gates(void *context, long from, long to, int thread) {
     const Gate *g = context;
     const long width = g->width;
-    const int type = g->type == I8 ? F32 : g->type;
-    float whole[g->type == I8 ? width : 1];
     (void)thread;
-    for (long i = from; i < to; i++) {
-        char *out = g->type == I8 ? (char *)whole : g->out + i * width * bytes_of(type);
-        for (long c = 0; c < width; c += W) {
-            const char *gate = (const char *)(g->x + i * 2 * width + c), *lift = gate + width * 4;
-            V x = load_left(F32, gate, width - c), u = load_left(F32, lift, width - c);
-            V y = x; /* GeLU by its tanh is x times a logistic function, too: of 2 √(2 / π) (x + .044715 x³) */
-            if (g->gelu) y = fused(x * x * x, splat(0.0713548163f), x * 1.59576912f);
-            store_left(type, out + c * bytes_of(type), x / (vexp(-y) + 1.0f) * u, width - c);
-        }
-        if (g->type == I8) quantize(group_of(g->out, g->n, width, i), block_of_rows(g->n), whole, width);
-    }
+    for (long i = from; i < to; i++)
+        gate_row(row_at(g->out, g->type, g->n, width, i), g->type, g->gelu, g->x + i * 2 * width, width, block_of_rows(g->n));
 }
 
 /* out (n, width) = silu or gelu(gate) * up, with both side by side in x (n, 2, width). */
@@ -226,6 +235,11 @@ static void gated(char *out, int type, int gelu, const float *x, long n, long wi
     Gate g = {out, x, n, width, type, gelu};
     run(threads, n, (double)n * width * 16, some_gates, &g);
 }
+
+/* Bytes of rows that enter a product. */
+INLINE size_t rows_bytes(int type, long n, long width) { return type == I8 ? groups_bytes(n, width) : n * width * bytes_of(type); }
+
+#include "cpu_experts.h" /* its gates and norms are those above */
 
 /* ---- the layers of a model ---------------------------------------------------------------------------- */
 
@@ -236,6 +250,9 @@ typedef struct { /* weights of a layer; norms may be NULL */
     int wide;                 /* whether keys of whole numbers are of 16 bits */
     Weight second_qkv;        /* of a drafter's layer: what a pass's second input adds to qkv; else no parts */
     const float *second_norm;
+    const Expert *experts;    /* of a mixture; gate_up and down are those of the expert of all rows, if there is one */
+    Weight router;
+    const float *router_bias; /* of the choice of experts; may be NULL */
 } Layer;
 
 typedef struct {
@@ -243,6 +260,7 @@ typedef struct {
     int keys, active; /* types: of keys and values, of what enters a product */
     float eps, scale, cap, residual;
     int gelu, norm_all_heads, parallel;
+    Mixture mixture; /* of layers with experts; 0 experts: there are none */
 } Shape;
 
 typedef struct { /* rows of one text, over its own cache */
@@ -305,9 +323,6 @@ static Segment segment_of(const Shape *m, const Rows *r, long window, int32_t *d
 
 INLINE char *aligned(char *at) { return at + (64 - (uintptr_t)at % 64) % 64; }
 
-/* Bytes of rows that enter a product. */
-INLINE size_t rows_bytes(int type, long n, long width) { return type == I8 ? groups_bytes(n, width) : n * width * bytes_of(type); }
-
 /* The type of a layer's keys. */
 INLINE int keys_of(const Shape *m, const Layer *w) { return m->keys == I8 && w->wide ? I16 : m->keys; }
 
@@ -321,6 +336,24 @@ static size_t slots_bytes(const Shape *m, const Layer *layers, long l, int apart
     return bytes;
 }
 
+/* The experts' part of a layer: their outputs for the normed states into r->out. x, gate_up and gated: room for the rows
+ * of the expert that all go through. */
+static void experts_outputs(Routed *r, const Shape *m, const Layer *w, const float *states, char *x, float *gate_up, char *gated_rows, int threads) {
+    const Mixture *mix = &m->mixture;
+    const long n = r->n, router_rows = mix->experts + mix->shared_gate;
+    const size_t item = r->type == I8 ? 0 : bytes_of(r->type);
+    norm(r->normed, states, w->mlp_norm, n, m->hidden, w->mlp_norm ? m->eps : -1, F32, threads);
+    linear(r->logits, router_rows, r->normed, m->hidden * 4, &w->router, n, router_rows, m->hidden, F32, 0, threads);
+    r->experts = w->experts, r->bias = w->router_bias;
+    routed(r, threads);
+    if (!w->gate_up.parts) return;
+    norm(x, r->normed, NULL, n, m->hidden, -1, r->type, threads);
+    linear(gate_up, 2 * mix->shared, x, m->hidden * item, &w->gate_up, n, 2 * mix->shared, m->hidden, r->type, 0, threads);
+    gated(gated_rows, r->type, m->gelu, gate_up, n, mix->shared, threads);
+    linear(r->products, m->hidden, gated_rows, mix->shared * item, &w->down, n, m->hidden, mix->shared, r->type, 0, threads);
+    run(threads, n, (double)n * m->hidden * 4, some_shared, r);
+}
+
 /* Runs a pass through all layers. Returns 0, the bytes of work that it needs if there are fewer, or -1 for rows
  * that cannot run. */
 long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
@@ -329,15 +362,20 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
     const long n = p->n, all = (m->heads + 2 * m->kv_heads) * m->width, whole = m->heads * m->width;
     const size_t item = type == I8 ? 0 : bytes_of(type); /* rows of groups have no distance of their own */
     const size_t hidden = m->hidden * item, heads = whole * item, inner = m->inner * item;
+    const long widest = m->inner > m->mixture.shared ? m->inner : m->mixture.shared;
+    Routed r = {.m = &m->mixture, .n = n, .hidden = m->hidden, .type = type, .gelu = m->gelu};
     const size_t found = whole * bytes_of(type == I8 ? F32 : type), query = bytes_of(m->keys == BF16 ? BF16 : F32);
     const size_t sizes[] = {up(p->count * sizeof(Segment), 64), up(n * 4, 64), up(rows_bytes(type, n, m->hidden), 64), up(n * all * 4, 64),
-                            up(n * found, 64), up(n * 2 * m->inner * 4, 64), up(rows_bytes(type, n, m->inner), 64),
-                            type == I8 ? up(rows_bytes(type, n, whole), 64) : 0, up(n * m->hidden * 4, 64)};
+                            up(n * found, 64), up(n * 2 * widest * 4, 64), up(rows_bytes(type, n, widest), 64),
+                            type == I8 ? up(rows_bytes(type, n, whole), 64) : 0, up(n * m->hidden * 4, 64),
+                            m->mixture.experts ? experts_room(&r, NULL) : 0};
     size_t need = 64;
-    for (int i = 0; i < 9; i++) need += sizes[i];
+    for (int i = 0; i < 10; i++) need += sizes[i];
     if ((size_t)p->work_bytes < need) return (long)need; /* without what attention needs: it asks again */
-    char *at[10] = {aligned(p->work)};
-    for (int i = 0; i < 9; i++) at[i + 1] = at[i] + sizes[i];
+    char *at[11] = {aligned(p->work)};
+    for (int i = 0; i < 10; i++) at[i + 1] = at[i] + sizes[i];
+    if (m->mixture.experts) experts_room(&r, at[9]);
+    r.out = (float *)at[8];
     Segment *segments = (Segment *)at[0];
     int32_t *depth = (int32_t *)at[1];
     for (long i = 0, first = 0; i < p->count; first += p->rows[i++].n) segments[i] = segment_of(m, p->rows + i, 0, depth + first);
@@ -369,12 +407,17 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
         }
         const long turn = w->rope > 0 ? w->rope * n * (m->width / 2) : 0; /* where the layer's angles begin */
         append(segments, n, (float *)at[3], w->rope < 0 ? NULL : p->cos + turn, p->sin + turn, w->query_norm, w->key_norm, m->eps, m->norm_all_heads, threads);
-        attention(segments, p->count, at[9], threads);
+        attention(segments, p->count, at[10], threads);
         if (type == I8) norm(at[7], (float *)at[4], NULL, n, whole, -1, I8, threads);
         const int apart = w->out_norm || w->down_norm || m->residual != 1; /* else products are added to the states */
         float *made = apart ? (float *)at[8] : p->states;
         linear(made, m->hidden, type == I8 ? at[7] : at[4], heads, &w->out, n, m->hidden, whole, type, !apart, threads);
         if (apart) add_normed(p->states, made, w->out_norm, n, m->hidden, m->eps, m->residual, threads);
+        if (w->experts) {
+            experts_outputs(&r, m, w, p->states, at[2], (float *)at[5], at[6], threads);
+            add_normed(p->states, r.out, w->down_norm, n, m->hidden, m->eps, m->residual, threads);
+            continue;
+        }
         if (!m->parallel) norm(at[2], p->states, w->mlp_norm, n, m->hidden, w->mlp_norm ? m->eps : -1, type, threads);
         linear((float *)at[5], 2 * m->inner, at[2], hidden, &w->gate_up, n, 2 * m->inner, m->hidden, type, 0, threads);
         gated(at[6], type, m->gelu, (float *)at[5], n, m->inner, threads);

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from tokenswift.kernels.batch import check_rows
 from tokenswift.kernels.formats import PANEL
-from tokenswift.kernels.weights import LayerWeights, Packed, Part, Shape, panel_count
+from tokenswift.kernels.weights import (
+    ExpertWeights,
+    LayerWeights,
+    Mixture,
+    Packed,
+    Part,
+    Shape,
+    panel_count,
+)
 from tokenswift.kv.cache import KVCache
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of weights, keys and values
@@ -28,6 +36,8 @@ PAGE_DTYPE = torch.uint8  # of the tensors that hold pages: bytes, whose integer
 SCALES = 3 * 4 * PAGE  # bytes of a page's scales
 KEY_LEVELS = 8191  # the greatest integer of keys of 16 bits
 MOST_WIDE = 512  # dimensions of a head whose keys may be of 16 bits: sums stay below 2^31
+
+MOST_EXPERTS = 4096  # whose scores for a row go by a thread's stack
 
 #: the weights of a layer that are multiplied with, in the order of the kernels
 PRODUCTS = ("qkv", "out", "gate_up", "down")
@@ -57,10 +67,15 @@ def fields(declared: str, **structures: type) -> list[tuple[str, type]]:
     return result
 
 
+class CMixture(ctypes.Structure):
+    _fields_ = fields("long experts, used, inner, shared; int shared_gate, sigmoid, renormalised")
+
+
 class CShape(ctypes.Structure):
     _fields_ = fields(
         "long layers, hidden, inner, heads, kv_heads, width; int keys, active; "
-        "float eps, scale, cap, residual; int gelu, norm_all_heads, parallel"
+        "float eps, scale, cap, residual; int gelu, norm_all_heads, parallel; mixture mixture",
+        mixture=CMixture,
     )
 
 
@@ -72,10 +87,14 @@ class CWeight(ctypes.Structure):
     _fields_ = fields("pointer parts, bias")
 
 
+class CExpert(ctypes.Structure):
+    _fields_ = fields("weight gate_up, down", weight=CWeight)
+
+
 class CLayer(ctypes.Structure):
     _fields_ = fields(
         f"weight {', '.join(PRODUCTS)}; pointer {', '.join(VECTORS)}; long window, rope; int wide; "
-        "weight second_qkv; pointer second_norm",
+        "weight second_qkv; pointer second_norm, experts; weight router; pointer router_bias",
         weight=CWeight,
     )
 
@@ -218,7 +237,15 @@ def check_sizes(shape: Shape) -> None:
     heads = shape.heads
     kv_heads = shape.kv_heads
     width = shape.width
+    mixture = shape.mixture
     longest = max(shape.hidden, shape.inner)
+    if mixture is not None:
+        longest = max(longest, mixture.inner, mixture.shared)
+        if not 1 <= mixture.used <= mixture.experts <= MOST_EXPERTS:
+            raise ValueError(
+                f"a row goes through {mixture.used} of {mixture.experts} experts; valid: one or "
+                f"more of at most {MOST_EXPERTS}"
+            )
     multiple = 4 if shape.keys == torch.int8 else 2
     grouped = kv_heads >= 1 and heads >= 1 and heads % kv_heads == 0
     width_fits = width % multiple == 0 and 2 <= width <= MOST_NUMBERS
@@ -254,6 +281,22 @@ def shape_of(shape: Shape) -> CShape:
         gelu=shape.gelu,
         norm_all_heads=shape.norm_all_heads,
         parallel=shape.parallel,
+        mixture=_c_mixture(shape.mixture),
+    )
+
+
+def _c_mixture(mixture: Mixture | None) -> CMixture:
+    """A mixture for the kernels; of None, one without experts."""
+    if mixture is None:
+        return CMixture()
+    return CMixture(
+        experts=mixture.experts,
+        used=mixture.used,
+        inner=mixture.inner,
+        shared=mixture.shared,
+        shared_gate=mixture.shared_gate,
+        sigmoid=mixture.sigmoid,
+        renormalised=mixture.renormalised,
     )
 
 
@@ -263,37 +306,75 @@ def layers_of(shape: Shape, weights: Sequence[LayerWeights]) -> ctypes.Array[CLa
     Raises:
         ValueError: a weight or norm of other rows and columns.
     """
-    sizes = _weight_sizes(shape)
     lengths = _vector_lengths(shape)
     layers = (CLayer * shape.layers)()
     for entry, layer in zip(layers, weights, strict=True):
-        for name, size in sizes.items():
+        for name, size in _weight_sizes(shape, layer).items():
             weight: Packed | None = getattr(layer, name)
-            if weight is None:
-                continue
-            if (weight.rows, weight.columns) != size:
-                raise ValueError(
-                    f"{name} has {(weight.rows, weight.columns)} numbers; valid: {size}"
-                )
             bias: Tensor | None = getattr(layer, f"{name}_bias", None)
-            setattr(entry, name, weight_of(weight, bias))
+            if weight is not None:
+                setattr(entry, name, _sized_weight(name, weight, size, bias))
         for name, length in lengths.items():
             setattr(entry, name, vector_address(name, getattr(layer, name), length))
         entry.window = layer.window
         entry.rope = layer.rope
         entry.wide = layer.wide_keys
+        if layer.experts is not None:
+            _describe_experts(entry, shape, layer.experts)
+        elif layer.gate_up is None or layer.down is None:
+            raise ValueError("a layer has no MLP; valid: an MLP, or experts")
     return layers
 
 
-def _weight_sizes(shape: Shape) -> dict[str, tuple[int, int]]:
+def _sized_weight(
+    name: str, weight: Packed, size: tuple[int, int], bias: Tensor | None = None
+) -> CWeight:
+    """A weight of known rows and columns."""
+    if (weight.rows, weight.columns) != size:
+        raise ValueError(f"{name} has {(weight.rows, weight.columns)} numbers; valid: {size}")
+    return weight_of(weight, bias)
+
+
+def _describe_experts(entry: CLayer, shape: Shape, experts: ExpertWeights) -> None:
+    """Fill in a layer's experts; their array is made once.
+
+    Raises:
+        ValueError: they are others than the shape's mixture has, or the layers are parallel.
+    """
+    mixture = shape.mixture
+    if mixture is None or shape.parallel:
+        raise ValueError("a layer has experts; valid: with a mixture, and layers that are serial")
+    counts = (len(experts.gate_up), len(experts.down))
+    if counts != (mixture.experts, mixture.experts):
+        raise ValueError(f"experts are {counts}; valid: {mixture.experts} of each projection")
+    router_size = (mixture.router_rows, shape.hidden)
+    entry.router = _sized_weight("router", experts.router, router_size)
+    if experts.router.data.dtype != torch.float32:
+        raise ValueError(f"the router is {experts.router.data.dtype}; valid: float32")
+    entry.router_bias = vector_address("the router's bias", experts.bias, mixture.experts)
+    array = experts.c_experts
+    if not isinstance(array, ctypes.Array):
+        array = (CExpert * mixture.experts)()
+        gate_up_size = (2 * mixture.inner, shape.hidden)
+        down_size = (shape.hidden, mixture.inner)
+        for expert, gate_up, down in zip(array, experts.gate_up, experts.down, strict=True):
+            expert.gate_up = _sized_weight("an expert's gate_up", gate_up, gate_up_size)
+            expert.down = _sized_weight("an expert's down", down, down_size)
+        experts.c_experts = array
+    entry.experts = ctypes.addressof(array)
+
+
+def _weight_sizes(shape: Shape, layer: LayerWeights) -> dict[str, tuple[int, int]]:
     """Rows and columns of a layer's weights, by their names in `LayerWeights`."""
     query_rows = shape.heads * shape.width
     qkv_rows = query_rows + 2 * shape.kv_heads * shape.width
+    shared = 0 if shape.mixture is None else shape.mixture.shared
+    inner = shape.inner if layer.experts is None else shared
     return {
         "qkv": (qkv_rows, shape.hidden),
         "out": (shape.hidden, query_rows),
-        "gate_up": (2 * shape.inner, shape.hidden),
-        "down": (shape.hidden, shape.inner),
+        "gate_up": (2 * inner, shape.hidden),
+        "down": (shape.hidden, inner),
         "second_qkv": (qkv_rows, shape.hidden),
     }
 

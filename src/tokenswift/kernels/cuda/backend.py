@@ -43,6 +43,7 @@ class CudaBackend(Backend):
     """
 
     name = "cuda"
+    mixtures = False
     prefill_keeps_bits = False
 
     def __init__(
