@@ -383,8 +383,8 @@ class LayerWeights:
         qkv: queries, keys and values in one, ((H + 2 K) d, D).
         out: (D, H d).
         gate_up: gate, then up, (2 · inner, D).
-        down: (D, inner). Beside experts, both are those of the expert that all rows go through; None
-            where there is none.
+        down: (D, inner). Beside experts, both are those of the expert that all rows go through;
+            None where there is none.
         norm, mlp_norm: weights of the RMS norms before attention and before the MLP; None where
             states enter as they are.
         out_norm, down_norm: weights of the norms of what attention and MLP add to a state.
