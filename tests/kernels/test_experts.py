@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
@@ -49,7 +48,7 @@ def case_of(
     active: torch.dtype | None = None,
 ) -> Case:
     """A model whose second layer has experts."""
-    case = Case(backend, dtype, form and FORMATS[form], active, mixture=mixture)
+    case = Case(backend, dtype, FORMATS[form] if form else None, active, mixture=mixture)
     if not mixture.shared:
         case.weights[1].gate_up = case.weights[1].down = None
     return case
