@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenswift.config.loading import ModelOptions
 from tokenswift.config.sampling import SamplingParams, sampling_over
 from tokenswift.engine.request import FIELDS, SAMPLING, Request, asked
 from tokenswift.runs.folder import Busy
@@ -71,7 +72,7 @@ class Generator:
         out: str | os.PathLike[str],
         model: str = "smollm2-135m",
         *,
-        loading: Mapping[str, Any] | None = None,
+        loading: ModelOptions | None = None,
         at_once: int = 4,
         sampling: SamplingParams | None = None,
         **settings: Any,
@@ -82,7 +83,7 @@ class Generator:
         if not Path(out).is_dir():
             seen = f"out is {str(out)!r}: node {socket.gethostname()} does not see it"
             raise InputError(f"{seen}; valid: a folder that all nodes share")
-        self._llm = LLM(model, **(loading or {}))
+        self._llm = LLM(model, **(loading or ModelOptions()))
         self._fields = {key: settings.pop(key) for key in SAMPLING if key in settings}
         self._sampling, self._settings = sampling, settings
         self._usual("")  # what is wrong with it is said now

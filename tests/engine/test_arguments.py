@@ -40,7 +40,10 @@ CALLS: list[tuple[Callable[[LLM], object], str]] = [
     (lambda llm: llm.generate("a", 2, 3), "strategy is 3; valid: auto"),
     (lambda llm: llm.generate("a", 2, "auto", 3), "strategy_options is 3; valid: a dict of"),
     (lambda llm: llm.generate("a", 2, "magicdec", {3: 3}), "3 is not an option of strategy"),
-    (lambda llm: llm.generate("a", temprature=3), "'temprature' is not an argument; valid: "),
+    (
+        lambda llm: llm.generate("a", temprature=3),  # pyright: ignore[reportCallIssue]
+        "'temprature' is not an argument; valid: ",
+    ),
     (lambda llm: llm.generate("a", sampling=3), "sampling is 3; valid: None, or an object"),
     (
         lambda llm: llm.generate("a", sampling=SamplingParams(), seed=3),
@@ -62,14 +65,20 @@ CALLS: list[tuple[Callable[[LLM], object], str]] = [
     (lambda llm: llm.generate("a", 2, on_step=3), "on_step is 3; valid: None, or a function"),
     (lambda llm: llm.generate("a", on_progress=3), "on_progress is 3; valid: None, or a"),
     (lambda llm: llm.generate_many("abc"), "prompts is 'abc'; valid: a list of prompts"),
-    (lambda llm: llm.generate_many(["a"], run_dir="r"), "run_dir is not an argument of generate_m"),
+    (
+        lambda llm: llm.generate_many(["a"], run_dir="r"),  # pyright: ignore[reportCallIssue]
+        "run_dir is not an argument of generate_m",
+    ),
     (lambda llm: llm.generate_many(["a"], at_once=0), "at_once is 0; valid: auto, or"),
     (lambda llm: llm.generate_many(["a"], on_result=3), "on_result is 3; valid: None, or a"),
     (lambda llm: llm.chat("hi"), "messages is not a list of messages; valid: "),
     (lambda llm: llm.chat(HELLO), "messages is a list of messages, but the model has no chat tem"),
     (lambda llm: LLM(5), "model is of type int; valid: alias, folder or hub id (LLM.from_model"),
     (lambda llm: LLM("a\0b"), r"model is 'a\x00b': no such folder or file; valid: "),
-    (lambda llm: LLM("x/y", thread=3), "'thread' is not an argument of LLM; valid: heads"),
+    (
+        lambda llm: LLM("x/y", thread=3),  # pyright: ignore[reportCallIssue]
+        "'thread' is not an argument of LLM; valid: heads",
+    ),
     (lambda llm: LLM.from_model("smollm2-135m"), "model is 'smollm2-135m'; valid: a loaded tr"),
     (lambda llm: LLM.from_model(tiny_model(), 5), "tokenizer is 5; valid: None, or a tokenizer"),
     (lambda llm: LLM.from_model(tiny_model(), heads=5), "heads is 5; valid: auto, none"),

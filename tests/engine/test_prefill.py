@@ -93,10 +93,10 @@ def test_prefilled_prompts_of_several_are_named() -> None:
 
 
 @pytest.mark.parametrize("given", [("Hello",), ([5, 6], 3)])
-def test_a_prompt_where_one_is_prefilled_says_what_to_call(given: tuple[object, ...]) -> None:
+def test_a_prompt_where_one_is_prefilled_says_what_to_call(given: Any) -> None:
     prefilled = llm_of("native").prefill([5])
     for call in (prefilled.generate, prefilled.stream):
         with pytest.raises(InputError, match=r"beside the one prefilled; valid: generate\(max_new"):
             call(*given)
     with pytest.raises(InputError, match="prompt is 'x', beside the one prefilled; valid: "):
-        prefilled.generate(3, prompt="x")
+        prefilled.generate(3, prompt="x")  # type: ignore[call-arg]

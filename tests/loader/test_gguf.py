@@ -82,7 +82,8 @@ def far(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def opened(path: Path | str, **options: Any) -> LLM:
     """The model in float32, unless said otherwise: its logits are compared with transformers'."""
-    return LLM(path, device="cpu", heads="none", **{"dtype": "float32", **options})
+    keywords: dict[str, Any] = {"dtype": "float32", **options}
+    return LLM(path, device="cpu", heads="none", **keywords)
 
 
 # ---- numbers -------------------------------------------------------------------------------------
@@ -487,7 +488,9 @@ def test_weights(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         kind == "float32"
     )
     assert llm.loading is not None and llm.loading["weights"] == kind
-    assert LLM(**{**llm.loading, "heads": "none"}).resources.identity() == llm.resources.identity()
+    loading = llm.loading
+    loading["heads"] = "none"
+    assert LLM(**loading).resources.identity() == llm.resources.identity()
 
 
 def recoded(weight: torch.Tensor, kind: str) -> torch.Tensor:

@@ -245,7 +245,8 @@ def test_a_chat_whose_template_writes_the_date(llm: LLM, tmp_path: Path) -> None
     assert dated.encode(ask) != dated.encode(ask)
 
     def go_on(messages: list[dict[str, str]], **call: Any) -> list[int]:
-        return dated.generate(messages, **{**CALL, "run_dir": tmp_path / "run", **call}).token_ids
+        keywords: dict[str, Any] = {**CALL, "run_dir": tmp_path / "run", **call}
+        return dated.generate(messages, **keywords).token_ids
 
     short = go_on(ask, max_new_tokens=20)
     prompt = folders.load(tmp_path / "run")[1].header.prompt

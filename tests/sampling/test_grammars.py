@@ -190,7 +190,8 @@ def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:
     ]
     for options, says in calls:
         with pytest.raises(InputError, match=re.escape(says)):
-            llm.generate("a", 5, **{"grammar": regex, **options})
+            keywords: dict[str, Any] = {"grammar": regex, **options}
+            llm.generate("a", 5, **keywords)
     with (
         LLM.from_model(byte_model(), None, heads=None) as bare,
         pytest.raises(InputError, match="tokenizer"),

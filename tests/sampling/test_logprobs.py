@@ -88,7 +88,8 @@ def test_a_cut_text_has_as_many_as_tokens(tiny_folder: Callable[..., Path]) -> N
 
 
 def test_bad_counts(llm: LLM) -> None:
-    for value in (-1, 21, 1.5, "3", True):
+    values: tuple[Any, ...] = (-1, 21, 1.5, "3", True)
+    for value in values:
         with pytest.raises(
             InputError, match="^logprobs is .*; valid: an integer from 0 to 20, or None$"
         ):

@@ -69,6 +69,25 @@ def parse_rope_scaling(text: str | None) -> RopeScaling | None:
     return RopeScaling(factor)
 
 
+class LoadOptions(TypedDict, total=False):
+    """Fields of `LoadConfig`, which describes them, as keywords of ``LLM``."""
+
+    rope_scaling: str | None
+    threads: int | None
+    weights: Weights | str
+    kv_cache_dtype: KvCacheDtype | str
+    backend: Backend | str
+
+
+class ModelOptions(LoadOptions, total=False):
+    """Keywords of ``LLM`` that name things, as another process can be told them."""
+
+    dtype: Dtype | str
+    device: str
+    heads: str | None
+    eagle: str | None
+
+
 class LoadArguments(TypedDict):
     """The arguments of ``LLM`` that load a model again, as a journal keeps them."""
 

@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import fields, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, Unpack
 
-import torch
-
-from tokenswift.chat import Calls, Reply, Tools, thought_of, tools_of
-from tokenswift.chat.prompts import Prompt, is_chat, several_ids
-from tokenswift.checks import check_callback, meant
-from tokenswift.config.loading import Backend, Device, Dtype, HeadKind, LoadArguments, LoadConfig
+from tokenswift.chat import Reply, tools_of
+from tokenswift.chat.prompts import Prompt
+from tokenswift.checks import check_callback
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.config.strategies import Strategy
-from tokenswift.engine.detokenize import begins_turn
-from tokenswift.engine.many import run_all
+from tokenswift.engine.arguments import GenerationArguments, SharedArguments, shows
+from tokenswift.engine.many import generate_all
+from tokenswift.engine.opened_model import OpenedModel
 from tokenswift.engine.prefix_cache import PrefixCache
-from tokenswift.engine.prompts import default_sampling, encode
+from tokenswift.engine.prompts import (
+    chat_request,
+    default_sampling,
+    encode,
+    encode_all,
+    request_for,
+)
 from tokenswift.engine.request import Request
-from tokenswift.engine.run_journal import chat_digest
-from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.sequence import Sequence as TextSequence
-from tokenswift.engine.stream import Prefilled, Stream
-from tokenswift.loader.chat_template import has_template
-from tokenswift.memory import default_length
-from tokenswift.models.source import Source, open_model, wrap_model
-from tokenswift.models.target import Target
-from tokenswift.speculation.eagle.config import EagleWeights
-from tokenswift.speculation.heads.modules import Heads
-from tokenswift.speculation.resources import Resources
-from tokenswift.tokenizer import Tokenizer
-from tokenswift.types import Generation, InputError, OnProgress, Step
+from tokenswift.engine.stream import Prefilled, Stream, check_not_prefilled
+from tokenswift.types import Generation, InputError, Step
 
 
-class LLM(AbstractContextManager["LLM"]):
+class LLM(OpenedModel):
     """A language model that writes long text, exactly as plain decoding would.
 
     Args:
@@ -76,147 +66,11 @@ class LLM(AbstractContextManager["LLM"]):
         InputError: naming the argument and what is valid.
     """
 
-    _name = ""
-    _resources: Resources | None = None
-
-    def __init__(
-        self,
-        model: str | os.PathLike[str],
-        dtype: Dtype | str | torch.dtype = "auto",
-        device: Device | str | torch.device = "auto",
-        heads: Literal["auto", "none"] | HeadKind | str | Path | Heads | None = "auto",
-        eagle: str | Path | EagleWeights | None = "auto",
-        on_progress: OnProgress | None = None,
-        **loading: Any,
-    ) -> None:
-        known = [one.name for one in fields(LoadConfig)]
-        for option in loading:
-            if option not in known:
-                valid = ", ".join(("heads", "eagle", "on_progress", *known)) + meant(option, known)
-                raise InputError(f"{option!r} is not an argument of LLM; valid: {valid}", option)
-        how = LoadConfig(dtype, device, **loading)  # type: ignore[arg-type]  # torch's own become names
-        source = open_model(model, how, on_progress)
-        self._name = str(model)
-        arguments = LoadArguments(
-            model=str(Path(model).expanduser().absolute()) if Path(model).exists() else self._name,
-            dtype=how.dtype,
-            device=how.device,
-            heads=str(heads) if isinstance(heads, str | Path) else None,
-            eagle=str(eagle) if isinstance(eagle, str | Path) else None,
-            rope_scaling=how.rope_scaling,
-            weights=how.weights,
-            kv_cache_dtype=how.kv_cache_dtype,
-            backend=how.backend,
-        )
-        self._resources = Resources(source, self._name, heads, how, on_progress, eagle, arguments)
-
-    @classmethod
-    def from_model(
-        cls,
-        model: Any,
-        tokenizer: Tokenizer | None = None,
-        heads: Literal["auto", "none"] | HeadKind | str | Path | Heads | None = "auto",
-        rope_scaling: str | None = None,
-        backend: Backend | str = "auto",
-        eagle: str | Path | EagleWeights | None = "auto",
-    ) -> LLM:
-        """Wrap a loaded transformers model, whose layers may lie on several devices (its
-        ``device_map``); the object itself stays as it is.
-
-        On the CPU a supported family's weights are copied in packed form:
-        ``llm.target.copied_bytes``.
-
-        Args:
-            model: a causal LM of transformers.
-            tokenizer: its tokenizer; None: prompts are token ids, and texts are empty.
-            heads: as for ``LLM``; shipped heads are found by the model's weights.
-            rope_scaling, backend, eagle: as for ``LLM``.
-        """
-        how = LoadConfig(rope_scaling=rope_scaling, backend=backend)
-        source, llm = wrap_model(model, tokenizer, how), cls.__new__(cls)
-        llm._name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-        llm._resources = Resources(source, llm._name, heads, how, eagle=eagle)
-        return llm
-
-    @property
-    def name(self) -> str:
-        """The model's name as it was given."""
-        return self._name
-
-    @property
-    def resources(self) -> Resources:
-        """The model ready to run, and what drafts for it.
-
-        Raises:
-            InputError: the ``LLM`` is closed.
-        """
-        if self._resources is None:
-            raise InputError("the LLM is closed; valid: one that was not closed")
-        return self._resources
-
-    @property
-    def loading(self) -> LoadArguments | None:
-        """The arguments that load the model again; None: it came from a program."""
-        return self.resources.loading
-
-    @property
-    def target(self) -> Target:
-        """The model ready to run."""
-        return self.resources.target
-
-    @property
-    def source(self) -> Source:
-        """What the model was made from."""
-        return self.resources.source
-
-    @property
-    def model(self) -> Any:
-        """The transformers model, loaded at the first use of this where the weights came straight
-        from its files, which then take twice the memory."""
-        with self.resources.lock:
-            return self.source.model
-
-    @property
-    def tokenizer(self) -> Any:
-        """The transformers tokenizer; None: there is none."""
-        with self.resources.lock:
-            return self.source.transformers_tokenizer
-
-    def close(self) -> None:
-        """Let go of packed weights and draft models; the ``LLM`` cannot be used any more. A model
-        given to `from_model` is as it was before."""
-        if self._resources is not None:
-            self._resources.is_closed = True
-        self._resources = None
-
-    def __repr__(self) -> str:
-        if self._resources is None:
-            return f"LLM({self._name!r}, closed)"
-        return f"LLM({self._name!r}, dtype={self.dtype!r}, device={self.device!r})"
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    @property
-    def dtype(self) -> str:
-        """What is computed in, e.g. "float32"; "int8" where products and attention are."""
-        return self.target.computes
-
-    @property
-    def device(self) -> str:
-        """The model's device, e.g. "cpu"."""
-        return str(self.target.device)
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether prompts can be chat messages."""
-        return has_template(self.source.tokenizer)
-
     def encode(
         self,
         prompt: Prompt,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_options: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        template_options: Mapping[str, object] | None = None,
     ) -> list[int]:
         """Token ids of a prompt as `generate` takes it: of a text with the tokenizer's special
         tokens, of chat messages by the model's template, up to where the answer begins; ``tools``
@@ -232,16 +86,17 @@ class LLM(AbstractContextManager["LLM"]):
         temperature 0.7 and min-p 0.05 without a penalty."""
         return default_sampling(self.resources, prompt)
 
+    @shows(GenerationArguments)
     def generate(
         self,
         prompt: Prompt,
         max_new_tokens: int | None = None,
         strategy: Strategy | str = "auto",
-        strategy_options: Mapping[str, Any] | None = None,
+        strategy_options: Mapping[str, object] | None = None,
         sampling: SamplingParams | None = None,
         *,
         on_step: Callable[[Step], None] | None = None,
-        **options: Any,
+        **options: Unpack[GenerationArguments],
     ) -> Generation:
         """Generate up to ``max_new_tokens`` tokens.
 
@@ -258,40 +113,71 @@ class LLM(AbstractContextManager["LLM"]):
                 Instead of it, its fields as keywords, the others as by default:
                 ``llm.generate(prompt, temperature=0.7, seed=3)``.
             on_step: called with each step as it happens.
-            options: ``ignore_eos=True`` goes on after an end-of-text token (default False);
-                ``stop="…"``, or a list of strings, ends the text, which is cut before the first to
-                appear (default none); ``on_loop="stop"`` ends a text that repeats itself (default
-                "report": `Metrics.loop` says so); ``run_dir=DIR`` keeps a journal of the run there,
-                and goes on with it when DIR holds this very run already (see docs/runs.md);
-                ``logprobs=N`` tells each new token's log-probability and those of the N likeliest,
-                0 to 20 (`Logprob`, kept by no journal); ``response_format=…``, in OpenAI's form, or
-                a `Grammar`, says what the text has to be like (the sampling's ``grammar``; see
-                docs/grammars.md); ``template_options={"enable_thinking": False}`` are variables of
-                the chat template; ``on_progress(stage, done, total)`` is called during the prefill
+
+        Keyword Args:
+            ignore_eos (bool): go on after an end-of-text token (default False).
+            stop (str | Sequence): a text, or several, of which the first to appear ends the text,
+                which is cut before it (default none).
+            on_loop (str): "stop" ends a text that repeats itself; "report" (default):
+                `Metrics.loop` says so.
+            run_dir (str | Path): keeps a journal of the run there, and goes on with it when the
+                folder holds this very run already (see docs/runs.md).
+            logprobs (int): tell each new token's log-probability and those of so many of the
+                likeliest, 0 to 20 (`Logprob`, kept by no journal).
+            response_format (dict | Grammar): what the text has to be like, in OpenAI's form, or a
+                `Grammar` (the sampling's ``grammar``; see docs/grammars.md).
+            template_options (dict): variables of the chat template, such as
+                ``{"enable_thinking": False}``.
+            on_progress (Callable): ``on_progress(stage, done, total)`` is called during the prefill
                 (stage "prompt", in tokens).
         Raises:
             InputError: naming the argument, its value and what is valid.
             RunError: the run failed on its way; the line says what was kept.
         """
-        how = (max_new_tokens, strategy, strategy_options, sampling)
-        return self.stream(prompt, *how, **options).finish(on_step)
+        stream = self.stream(
+            prompt, max_new_tokens, strategy, strategy_options, sampling, **options
+        )
+        return stream.finish(on_step)
 
-    def stream(self, prompt: Prompt, *args: Any, **options: Any) -> Stream:
+    @shows(GenerationArguments)
+    def stream(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int | None = None,
+        strategy: Strategy | str = "auto",
+        strategy_options: Mapping[str, object] | None = None,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[GenerationArguments],
+    ) -> Stream:
         """The steps of `generate`, with its arguments, as they happen; their ``text`` holds
         complete characters only. After the last one ``stream.result`` is what `generate` would have
         returned (see `Stream`)."""
         check_not_prefilled(prompt)
-        return self.start(Request.of(prompt, self.default_sampling, *args, **options))
+        request = Request.of(
+            prompt,
+            self.default_sampling,
+            max_new_tokens,
+            strategy,
+            strategy_options,
+            sampling,
+            **options,
+        )
+        return self.start(request)
 
+    @shows(GenerationArguments)
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        *args: Any,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
+        messages: Sequence[Mapping[str, object]],
+        max_new_tokens: int | None = None,
+        strategy: Strategy | str = "auto",
+        strategy_options: Mapping[str, object] | None = None,
+        sampling: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        tool_choice: str | Mapping[str, object] | None = None,
         parallel_tool_calls: bool = True,
         on_step: Callable[[Step], None] | None = None,
-        **options: Any,
+        **options: Unpack[GenerationArguments],
     ) -> Reply:
         """Answer a conversation, in which functions may be called.
 
@@ -310,60 +196,22 @@ class LLM(AbstractContextManager["LLM"]):
 
         The others are `generate`'s. Raises as it does.
         """
-        asked = tools_of(tools, tool_choice, parallel_tool_calls)
-        request, calls = self.chat_request(messages, asked, *args, **options)
-        made = self.start(request).finish(on_step)
-        # seeds the ids of calls: the same for the same run
-        key = f"{request.prompt} {made.token_ids}"
-        text, called, thought = calls.read(made.text, key)
-        return Reply(text, called, made, thought)
-
-    def chat_request(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Tools | None,
-        *how: Any,
-        name: str = "messages",
-        **options: Any,
-    ) -> tuple[Request, Calls]:
-        """The request of a chat, and the parser of its answer.
-
-        Args:
-            messages: the conversation.
-            tools: that may be called.
-            how, options: arguments of `generate`, from ``max_new_tokens`` on.
-            name: of the messages, in errors.
-        Raises:
-            InputError: naming what is wrong.
-        """
-        check_not_prefilled(messages, name)
-        if not is_chat(messages):
-            valid = "[{'role': 'user', 'content': 'Hello'}]"
-            raise InputError(f"messages is not a list of messages; valid: {valid}")
-        template, tokenizer = options.get("template_options"), self.source.tokenizer
-        forms = None if tools is None else tools.forms
-        ids = encode(self.resources, messages, template, forms, name)
-        calls = Calls.of(tools, tokenizer, thought_of(tokenizer, ids))
-        made = self.request(messages, ids, *how, **options)
-        asked = chat_digest(messages, tools, template)
-        return replace(made, sampling=calls.bound(made.sampling), asked=asked), calls
-
-    def request(
-        self,
-        prompt: Prompt,
-        ids: list[int],
-        max_new_tokens: int | None = None,
-        *how: Any,
-        **options: Any,
-    ) -> Request:
-        """A request for a prompt with these token ids, with the defaults of length and sampling for
-        it."""
-        if max_new_tokens is None:
-            max_new_tokens = default_length(self.target, is_chat(prompt), len(ids))
-        request = Request.of(
-            ids, lambda _: self.default_sampling(prompt), max_new_tokens, *how, **options
+        check_not_prefilled(messages, "messages")
+        request, calls = chat_request(
+            self.resources,
+            messages,
+            tools_of(tools, tool_choice, parallel_tool_calls),
+            max_new_tokens,
+            strategy,
+            strategy_options,
+            sampling,
+            **options,
         )
-        return replace(request, new_turn=begins_turn(prompt, request.template_options))
+        generation = self.start(request).finish(on_step)
+        # seeds the ids of calls: the same for the same run
+        key = f"{request.prompt} {generation.token_ids}"
+        text, tool_calls, reasoning = calls.read(generation.text, key)
+        return Reply(text, tool_calls, generation, reasoning)
 
     def start(self, request: Request, prefixes: PrefixCache | None = None) -> Stream:
         """Run a request as `stream` does.
@@ -374,13 +222,18 @@ class LLM(AbstractContextManager["LLM"]):
         """
         return Stream(TextSequence(self.resources, request, prefixes))
 
+    @shows(SharedArguments)
     def generate_many(
         self,
         prompts: Sequence[Prompt],
-        *args: Any,
+        max_new_tokens: int | None = None,
+        strategy: Strategy | str = "auto",
+        strategy_options: Mapping[str, object] | None = None,
+        sampling: SamplingParams | None = None,
+        *,
         at_once: int | Literal["auto"] = "auto",
         on_result: Callable[[int, Generation], None] | None = None,
-        **options: Any,
+        **options: Unpack[SharedArguments],
     ) -> list[Generation]:
         """Generate after several prompts, concurrently; the results are in the order of the
         prompts.
@@ -408,25 +261,22 @@ class LLM(AbstractContextManager["LLM"]):
         check_not_prefilled(prompts, "prompts")
         for i, prompt in enumerate(prompts if isinstance(prompts, list | tuple) else ()):
             check_not_prefilled(prompt, f"prompts[{i}]")
-        ids = several_ids(
-            prompts, self.source.tokenizer, self.target.vocab_size, options.get("template_options")
-        )
-        pairs = zip(prompts, ids, strict=True)
-        requests = [self.request(prompt, own, *args, **options) for prompt, own in pairs]
-        if not requests:
-            return []
-        TextSequence(
-            self.resources, max(requests, key=lambda one: len(one.prompt))
-        )  # if it fits, the others do
-        results: dict[int, Generation] = {}
-        with Scheduler(self, at_once) as scheduler:
-            for i, result in run_all(scheduler, requests):
-                if isinstance(result, Exception):
-                    raise result
-                results[i] = result
-                if on_result is not None:
-                    on_result(i, result)
-        return [results[i] for i in range(len(requests))]
+        resources = self.resources
+        encoded = encode_all(resources, prompts, options.get("template_options"))
+        requests = [
+            request_for(
+                resources,
+                prompt,
+                ids,
+                max_new_tokens,
+                strategy,
+                strategy_options,
+                sampling,
+                **options,
+            )
+            for prompt, ids in zip(prompts, encoded, strict=True)
+        ]
+        return generate_all(resources, requests, at_once, on_result)
 
     def prefill(self, prompt: Prompt) -> Prefilled:
         """Run a prompt once; ``.generate(…)`` and ``.stream(…)`` of the result go on from copies of
@@ -435,17 +285,5 @@ class LLM(AbstractContextManager["LLM"]):
         Raises:
             InputError: naming the prompt's fault and what is valid.
         """
-        return Prefilled(self, prompt)
-
-
-def check_not_prefilled(prompt: object, name: str = "prompt") -> None:
-    """Refuse what `LLM.prefill` made where a prompt is wanted.
-
-    Args:
-        name: of the argument, for the message.
-    Raises:
-        InputError: saying what to call.
-    """
-    if isinstance(prompt, Prefilled):
-        valid = "prefilled.generate(max_new_tokens, …) of the result itself, or its prompt here"
-        raise InputError(f"{name} is a result of LLM.prefill; valid: {valid}", name)
+        check_not_prefilled(prompt)
+        return Prefilled(self.resources, prompt)

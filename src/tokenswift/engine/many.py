@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from queue import SimpleQueue
+from typing import Literal
 
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
+from tokenswift.engine.sequence import Sequence as TextSequence
 from tokenswift.engine.ticket import Event, Ticket
+from tokenswift.speculation.resources import Resources
 from tokenswift.types import Generation, Step
 
 
@@ -42,3 +45,35 @@ def run_all(
         ticket.on_event(partial(collect, ticket, number))
     for _ in range(under_way):
         yield ended.get()
+
+
+def generate_all(
+    resources: Resources,
+    requests: Sequence[Request],
+    at_once: int | Literal["auto"],
+    on_result: Callable[[int, Generation], None] | None = None,
+) -> list[Generation]:
+    """The results of requests that run concurrently, in the order of the requests.
+
+    Args:
+        resources: the model, and what drafts for it.
+        requests: the requests; without a ``run_dir``.
+        at_once: see `Scheduler`.
+        on_result: called with the number of each request and its result, as they end.
+    Raises:
+        InputError: a request that does not fit the memory even alone; before any runs.
+        Exception: the error of the first request that fails; the others end.
+    """
+    if not requests:
+        return []
+    longest = max(requests, key=lambda request: len(request.prompt))
+    TextSequence(resources, longest)  # if it fits, the others do
+    results: dict[int, Generation] = {}
+    with Scheduler(resources, at_once) as scheduler:
+        for number, result in run_all(scheduler, requests):
+            if isinstance(result, Exception):
+                raise result
+            results[number] = result
+            if on_result is not None:
+                on_result(number, result)
+    return [results[number] for number in range(len(requests))]

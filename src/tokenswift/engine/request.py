@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 from tokenswift.chat.prompts import Prompt, is_chat
 from tokenswift.checks import check_callback, keep_field, meant, shown
@@ -21,8 +21,9 @@ from tokenswift.config.sampling import (
     settings_of,
 )
 from tokenswift.config.strategies import OnLoop, Strategy, build_options
+from tokenswift.engine.arguments import GenerationArguments
 from tokenswift.grammar import Grammar
-from tokenswift.loader.chat_template import Messages, check_template_options
+from tokenswift.loader.chat_template import check_template_options
 from tokenswift.types import Generation, InputError, OnProgress
 
 LOGPROBS = Between(0, 20, "an integer from 0 to 20, or None")  # as OpenAI's interface has it
@@ -30,7 +31,7 @@ EXAMPLE = '{"prompt": "Once upon a time"}'
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 OWN = ("max_new_tokens", "ignore_eos", "stop")  # fields of a record that are no sampling settings
 SAMPLING = tuple(one.name for one in fields(SamplingParams))
-INNER = ("asked", "new_turn")  # fields of a request that no caller sets
+INNER = ("conversation_digest", "new_turn")  # fields of a request that no caller sets
 NOT_WRITTEN = ("metrics", "logprobs")  # of a generation: the figures stand by themselves
 #: strategies that draft less the more texts share a pass; the others draft what they are set to
 SHARED_STRATEGIES = ("auto", "autoregressive")
@@ -43,8 +44,8 @@ class Request:
     own.
 
     Attributes:
-        asked: the digest of the conversation that the prompt's ids are of (see
-            `run_journal.chat_digest`), or None.
+        conversation_digest: of the conversation that the prompt's ids are of (see
+            `run_journal.conversation_digest`), or None.
         new_turn: whether the prompt's ids are of a conversation whose answer is a new turn.
         options: the strategy's options as a dataclass.
 
@@ -64,7 +65,7 @@ class Request:
     on_progress: OnProgress | None = None
     logprobs: Annotated[int | None, LOGPROBS] = None
     template_options: Mapping[str, Any] | None = None
-    asked: str | None = None
+    conversation_digest: str | None = None
     new_turn: bool = False
     options: Any = field(default=None, init=False, compare=False)
 
@@ -72,34 +73,29 @@ class Request:
     def of(
         cls,
         prompt: Prompt,
-        usual: Callable[[Prompt], SamplingParams],
+        default_sampling: Callable[[Prompt], SamplingParams],
         /,
         max_new_tokens: int | None = None,
-        strategy: str = "auto",
-        strategy_options: Any = None,
+        strategy: Strategy | str = "auto",
+        strategy_options: Mapping[str, object] | None = None,
         sampling: SamplingParams | None = None,
-        **options: Any,
+        **options: Unpack[GenerationArguments],
     ) -> Request:
         """Make a request from the arguments of a call.
 
         Args:
-            usual: gives the default sampling for a prompt.
+            default_sampling: gives the default sampling for a prompt.
             sampling: None: the default sampling, with the sampling fields among the options.
             options: other fields of a request, fields of the sampling, and ``response_format``,
                 which becomes the sampling's grammar.
         Raises:
             InputError: a name that no generation takes, sampling given twice, or as for the class.
         """
-        chosen = {name: options.pop(name) for name in SAMPLING if name in options}
-        wanted = Grammar.of_format(options.pop("response_format", None))
-        own = [one.name for one in fields(cls) if one.init and one.name not in INNER]
-        for name in options:
-            if name not in own:
-                known = [*own, "response_format", *SAMPLING]
-                valid = ", ".join(known) + meant(name, known)
-                raise InputError(f"{name!r} is not an argument; valid: {valid}", name)
+        check_names(options)
+        chosen = {name: value for name, value in options.items() if name in SAMPLING}
+        wanted = Grammar.of_format(options.get("response_format"))
         if sampling is None:
-            sampling = sampling_over(usual(prompt), chosen)
+            sampling = sampling_over(default_sampling(prompt), chosen)
         elif chosen:
             both = f"sampling is given beside {' and '.join(chosen)}"
             raise InputError(f"{both}; valid: one of the two", "sampling")
@@ -107,7 +103,20 @@ class Request:
             both = "response_format is given beside a grammar of the sampling"
             raise InputError(f"{both}; valid: one of the two", "response_format")
         sampling = sampling if wanted is None else replace(sampling, grammar=wanted)
-        return cls(prompt, max_new_tokens, strategy, strategy_options, sampling, **options)
+        return cls(
+            prompt,
+            max_new_tokens,
+            strategy,
+            strategy_options,
+            sampling,
+            ignore_eos=options.get("ignore_eos", False),
+            stop=options.get("stop", ()),
+            on_loop=options.get("on_loop", "report"),
+            run_dir=options.get("run_dir"),
+            on_progress=options.get("on_progress"),
+            logprobs=options.get("logprobs"),
+            template_options=options.get("template_options"),
+        )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -138,6 +147,20 @@ class Request:
             )
 
 
+def check_names(options: Iterable[str]) -> None:
+    """Check the names of keywords that are passed on.
+
+    Raises:
+        InputError: naming one that no generation takes, and the one that was probably meant.
+    """
+    own = [one.name for one in fields(Request) if one.init and one.name not in INNER]
+    known = [*own, "response_format", *SAMPLING]
+    for name in options:
+        if name not in known:
+            valid = ", ".join(known) + meant(name, known)
+            raise InputError(f"{name!r} is not an argument; valid: {valid}", name)
+
+
 # ---- as JSON -------------------------------------------------------------------------------------
 
 
@@ -152,7 +175,7 @@ class Asked:
     """
 
     name: str
-    prompt: str | Messages
+    prompt: Prompt
     given: dict[str, Any]
 
     def request(

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from tokenswift.checks import shown
+from tokenswift.config.loading import LoadArguments
 from tokenswift.config.strategies import OnLoop
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.request import Request
@@ -90,8 +91,10 @@ def reload(state: RunState, on_progress: OnProgress | None = None) -> LLM:
             f"valid: "
             f"resume(run_dir, llm=LLM.from_model(…))"
         )
-    loading = msgspec.structs.asdict(state.header.model)
+    loading = LoadArguments(**msgspec.structs.asdict(state.header.model))
     with suppress(InputError):
         return LLM(**loading, on_progress=on_progress)
     # the drafters' files may be gone, which only costs speed; other errors are raised again
-    return LLM(**{**loading, "heads": "auto", "eagle": "auto"}, on_progress=on_progress)
+    loading["heads"] = "auto"
+    loading["eagle"] = "auto"
+    return LLM(**loading, on_progress=on_progress)

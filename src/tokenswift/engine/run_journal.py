@@ -28,26 +28,37 @@ logger = logging.getLogger("tokenswift")
 JOURNAL_TYPES = str | int | float | tuple | None  # types of options that a journal can hold
 
 
-def chat_digest(
+def conversation_digest(
     prompt: Prompt, tools: Tools | None = None, options: Mapping[str, Any] | None = None
 ) -> str | None:
-    """The digest of a conversation, its tools and template options, for `Request.asked`; None for a
+    """The digest of a conversation, its tools and template options, for `Request`; None for a
     prompt that is no conversation."""
-    asked = [prompt, tools and tools.forms, *([options] if options else [])]
-    return digest_of(asked, default=str) if is_chat(prompt) else None
+    if not is_chat(prompt):
+        return None
+    parts: list[object] = [prompt, None if tools is None else tools.forms]
+    if options:
+        parts.append(options)
+    return digest_of(parts, default=str)
 
 
-def _chat_digest(request: Request) -> str | None:
-    return request.asked or chat_digest(request.prompt, None, request.template_options)
+def _digest_of(request: Request) -> str | None:
+    if request.conversation_digest:
+        return request.conversation_digest
+    return conversation_digest(request.prompt, None, request.template_options)
 
 
-def kept_prompt(request: Request) -> list[int] | None:
+def journalled_prompt(request: Request) -> list[int] | None:
     """The prompt's ids from the run in its folder, if that has the same conversation; else None. (A
     template may write today's date, which would make another prompt of it.)"""
-    if request.run_dir is not None and (asked := _chat_digest(request)) is not None:
-        with suppress(InputError):  # no run there; `open_journal` reports anything worse
-            header = load(Path(request.run_dir).expanduser())[1].header
-            return header.prompt if header.asked == asked else None
+    if request.run_dir is None:
+        return None
+    digest = _digest_of(request)
+    if digest is None:
+        return None
+    with suppress(InputError):  # no run there; `open_journal` reports anything worse
+        header = load(Path(request.run_dir).expanduser())[1].header
+        if header.asked == digest:
+            return header.prompt
     return None
 
 
@@ -68,7 +79,7 @@ def open_journal(sequence: Sequence, folder: Path) -> RunWriter:
     )
     loading = None if resources.loading is None else Loading(**resources.loading)
     header = Header(
-        time.time(), resources.name, loading, identity, sequence.prompt, _chat_digest(request)
+        time.time(), resources.name, loading, identity, sequence.prompt, _digest_of(request)
     )
     checked = ((name, getattr(request.options, name)) for name in request.strategy_options or ())
     options: dict[str, Any] = {

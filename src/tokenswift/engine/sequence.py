@@ -20,7 +20,7 @@ from tokenswift.engine.detokenize import LoopGuard, TextStream, begins_turn, con
 from tokenswift.engine.prefix_cache import PrefixCache
 from tokenswift.engine.prompts import encode
 from tokenswift.engine.request import Request
-from tokenswift.engine.run_journal import kept_prompt, open_journal
+from tokenswift.engine.run_journal import journalled_prompt, open_journal
 from tokenswift.engine.step import prefill, step
 from tokenswift.memory import check_run, default_length, needs_of
 from tokenswift.metrics import PREFILL
@@ -73,7 +73,7 @@ class Sequence(SequenceState):
         target = resources.target
         source = resources.source
         prompt = encode(resources, request.prompt, request.template_options)
-        prompt = kept_prompt(request) or prompt
+        prompt = journalled_prompt(request) or prompt
         new = request.max_new_tokens or default_length(target, is_chat(request.prompt), len(prompt))
         target.check_room(len(prompt) + new)
         self.resources = resources

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Unpack
 
 from tokenswift.chat.prompts import Prompt
 from tokenswift.checks import check_callback, shown
 from tokenswift.config.sampling import SamplingParams
+from tokenswift.config.strategies import Strategy
+from tokenswift.engine.arguments import GenerationArguments, shows
 from tokenswift.engine.prefix_cache import PrefixCache
+from tokenswift.engine.prompts import encode, request_for
 from tokenswift.engine.sequence import Sequence
 from tokenswift.engine.step import prefill
 from tokenswift.kv.cache import FullCache
+from tokenswift.speculation.resources import Resources
 from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.types import Generation, InputError, Step
-
-if TYPE_CHECKING:  # it imports this module
-    from tokenswift.engine.llm import LLM
 
 
 class Stream(Iterator[Step], AbstractContextManager["Stream"]):
@@ -85,19 +86,19 @@ class Prefilled(PrefixCache):
         sequence: the prompt with its cache.
     """
 
-    def __init__(self, llm: LLM, prompt: Prompt) -> None:
+    def __init__(self, resources: Resources, prompt: Prompt) -> None:
         super().__init__(0)
-        self._llm = llm
+        self._resources = resources
         self._prompt = prompt
-        target = llm.target
-        self.tokens = llm.encode(prompt)
+        target = resources.target
+        self.tokens = encode(resources, prompt)
         count = len(self.tokens)
         target.check_room(count + 1)
         cache = target.new_cache(max(1, count - 1))
         self.sequence = SequenceState(
             self.tokens, count, cache, target, target.sampler(SamplingParams())
         )
-        self.sequence.features = llm.resources.features()
+        self.sequence.features = resources.features()
         begun = perf_counter()
         prefill(self.sequence)
         self.seconds = perf_counter() - begun
@@ -116,20 +117,37 @@ class Prefilled(PrefixCache):
     def retire(self, sequence: SequenceState) -> None:
         """Nothing."""
 
+    @shows(GenerationArguments)
     def generate(
-        self, *args: Any, on_step: Callable[[Step], None] | None = None, **options: Any
+        self,
+        max_new_tokens: int | None = None,
+        strategy: Strategy | str = "auto",
+        strategy_options: Mapping[str, object] | None = None,
+        sampling: SamplingParams | None = None,
+        *,
+        on_step: Callable[[Step], None] | None = None,
+        **options: Unpack[GenerationArguments],
     ) -> Generation:
         """``LLM.generate`` for this prompt, from a copy; ``prefill_seconds`` is then the time of
         copying."""
-        return self.stream(*args, **options).finish(on_step)
+        stream = self.stream(max_new_tokens, strategy, strategy_options, sampling, **options)
+        return stream.finish(on_step)
 
-    def stream(self, *args: Any, **options: Any) -> Stream:
+    @shows(GenerationArguments)
+    def stream(
+        self,
+        max_new_tokens: int | None = None,
+        strategy: Strategy | str = "auto",
+        strategy_options: Mapping[str, object] | None = None,
+        sampling: SamplingParams | None = None,
+        **options: Unpack[GenerationArguments],
+    ) -> Stream:
         """``LLM.stream`` for this prompt, from a copy.
 
         Raises:
             InputError: a prompt is given; as ``LLM.stream``.
         """
-        first = args[0] if args else None
+        first: object = max_new_tokens
         if "prompt" in options or isinstance(first, str | list | tuple | Prefilled):
             value = shown(options.get("prompt", first))
             valid = (
@@ -138,4 +156,27 @@ class Prefilled(PrefixCache):
             raise InputError(
                 f"prompt is {value}, beside the one prefilled; valid: {valid}", "prompt"
             )
-        return self._llm.start(self._llm.request(self._prompt, self.tokens, *args, **options), self)
+        request = request_for(
+            self._resources,
+            self._prompt,
+            self.tokens,
+            max_new_tokens,
+            strategy,
+            strategy_options,
+            sampling,
+            **options,
+        )
+        return Stream(Sequence(self._resources, request, self))
+
+
+def check_not_prefilled(prompt: object, name: str = "prompt") -> None:
+    """Refuse what `LLM.prefill` returns where a prompt is wanted.
+
+    Args:
+        name: of the argument, for the message.
+    Raises:
+        InputError: saying what to call.
+    """
+    if isinstance(prompt, Prefilled):
+        valid = "prefilled.generate(max_new_tokens, …) of the result itself, or its prompt here"
+        raise InputError(f"{name} is a result of LLM.prefill; valid: {valid}", name)

@@ -19,8 +19,10 @@ from tokenswift.chat.messages import field_of
 from tokenswift.chat.prompts import Prompt, is_chat
 from tokenswift.checks import LARGEST, check_choice
 from tokenswift.config.sampling import MOST_BIASES, MOST_TEXTS, SamplingParams
+from tokenswift.engine.arguments import CallArguments, call_arguments
 from tokenswift.engine.failures import QueueFull
 from tokenswift.engine.llm import LLM
+from tokenswift.engine.prompts import chat_request, encode, request_for
 from tokenswift.engine.request import Request
 from tokenswift.grammar import Grammar
 from tokenswift.serve.items import renamed
@@ -245,18 +247,23 @@ class Body(BaseModel):
         most_tokens = min(settings.max_prompt or LARGEST, positions - 1)
         self._check_characters(prompt, tools, most_tokens)
         if is_chat(prompt):
-            options = self.template_options() or None
-            request, _ = llm.chat_request(
-                prompt, tools, name=self.prompt_field, template_options=options, **arguments
+            arguments["template_options"] = self.template_options() or None
+            request, _ = chat_request(
+                llm.resources, prompt, tools, name=self.prompt_field, **arguments
             )
         else:
-            request = llm.request(prompt, llm.encode(prompt), TEXT_TOKENS, **arguments)
+            ids = encode(llm.resources, prompt)
+            arguments["max_new_tokens"] = TEXT_TOKENS
+            request = request_for(llm.resources, prompt, ids, **arguments)
         size = len(request.prompt)
         if size > most_tokens:
             text = f"the prompt is {size:,} tokens"
             raise InputError(f"{text}; valid: up to {most_tokens:,}", self.prompt_field)
         most_new = min(settings.max_tokens, positions - size)
-        return replace(request, max_new_tokens=self._new_tokens(request.max_new_tokens, most_new))
+        return replace(
+            request,
+            max_new_tokens=self._new_tokens(request.max_new_tokens or TEXT_TOKENS, most_new),
+        )
 
     def _check_characters(
         self, prompt: Prompt, tools: OfferedTools | None, most_tokens: int
@@ -304,7 +311,7 @@ class Body(BaseModel):
             raise InputError(f"{text}; valid: {valid}", "min_tokens")
         return length
 
-    def _arguments(self, seed: int) -> dict[str, object]:
+    def _arguments(self, seed: int) -> CallArguments:
         """Arguments of a generation, but for its prompt and length."""
         arguments = {
             name: self.own_settings.get(name, self.value_of(name))
@@ -320,7 +327,8 @@ class Body(BaseModel):
         arguments["ignore_eos"] = self.own_settings.get("ignore_eos") or bool(self.ignore_eos)
         text_format = Grammar.of_format(self.settings_of("text").get("format"), "text.format")
         arguments["response_format"] = text_format or self.response_format
-        return {name: value for name, value in arguments.items() if value is not None}
+        named = {name: value for name, value in arguments.items() if value is not None}
+        return call_arguments(named)
 
     def _stops(self) -> list[object]:
         """What ends the text: strings, and lists of one token id each."""
