@@ -216,40 +216,43 @@ def roomy(tiny_folder: Callable[..., Path]) -> Path:
 
 def test_demo(cli: Call, roomy: Path) -> None:
     done = cli("demo", "--model", roomy, "-n", "16", "--json", "r.json")
-    assert done.code == 0 and done.files == ["r.json"], done
-    found = json.loads(Path("r.json").read_text())
-    assert [*found] == ["prose", "list"] and all(one["identical"] for one in found.values())
+    assert done.code == 0, done
+    assert done.files == ["r.json"]
+    record = json.loads(Path("r.json").read_text())
+    assert [*record] == ["prose", "list"]
+    assert all(measurement["identical"] for measurement in record.values())
     with LLM(roomy) as llm:
-        listed = llm.encode(measure.repeating_list(measure.LIST))[: found["list"]["context"]]
-        text = llm.generate(listed, 16, "autoregressive", greedy=True, ignore_eos=True).text
+        goods = llm.encode(measure.repeating_list(measure.LIST_TOKENS))
+        prompt = goods[: record["list"]["context"]]
+        text = llm.generate(prompt, 16, "autoregressive", greedy=True, ignore_eos=True).text
     assert text in done.out
     rows = [line.split() for line in done.out.splitlines()]
     rows = [row for row in rows if row[1:2] in (["prose"], ["list"])]
     assert [row[0] for row in rows] == ["plain", "adaptive"] * 2
-    assert all(row[3:] == ["1.00", "1.00"] for row in rows[::2]) and done.out.endswith(
-        "\nidentical: yes\n"
-    )
+    assert all(row[3:] == ["1.00", "1.00"] for row in rows[::2])
+    assert done.out.endswith("\nidentical: yes\n")
 
 
 def test_demo_fits_the_model_and_three_minutes(cli: Call, tiny: Path) -> None:
     """A model with few positions, and one that is slow: fewer tokens are read and written."""
-    counts: list[int] = []
-    real = measure.measure
+    lengths: list[int] = []
+    real_measure = measure.measure
 
-    def counted(llm: Any, ids: list[int], new: int, *rest: Any) -> Any:
-        counts.append(new)
-        return real(llm, ids, new, *rest)
+    def note_length(llm: LLM, prompt: list[int], max_new_tokens: int, **more: Any) -> Any:
+        lengths.append(max_new_tokens)
+        return real_measure(llm, prompt, max_new_tokens, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "measure", counted)
-        for limit in (measure.READING, 1e-9):
-            patch.setattr(measure, "READING", limit)
-            patch.setattr(measure, "WRITING", limit)
+        patch.setattr(measure, "measure", note_length)
+        for limit in (measure.PREFILL_SECONDS, 1e-9):
+            patch.setattr(measure, "PREFILL_SECONDS", limit)
+            patch.setattr(measure, "TEXT_SECONDS", limit)
             done = cli("demo", "--model", tiny, "--json", "r.json")
-            assert done.code == 0 and "identical: yes" in done.out, done
-            made = json.loads(Path("r.json").read_text())["list"]
-            assert made["context"] == (128 if limit > 1 else measure.TRIAL)
-            assert counts[-1] == (128 if limit > 1 else measure.WARM)
+            assert done.code == 0, done
+            assert "identical: yes" in done.out
+            context = json.loads(Path("r.json").read_text())["list"]["context"]
+            assert context == (128 if limit > 1 else measure.TRIAL_PROMPT)
+            assert lengths[-1] == (128 if limit > 1 else measure.TRIAL_TOKENS)
 
 
 @pytest.mark.model

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Call
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, InputError, memory
-from tokenswift.cli.plan import expected, text_of
+from tokenswift.cli.plan import memory_forecast, text_of
 from tokenswift.engine.request import Request
 from tokenswift.engine.sequence import Sequence
 from tokenswift.memory import Memory, largest, needs_of
@@ -44,7 +44,8 @@ def test_the_largest_length_fits_and_one_more_does_not(llm: LLM, free: int) -> N
     def needed(new: int) -> int:
         return sum(n.nbytes for n in needs_of(llm.target, run.strategy, 3, new) if n.sure)
 
-    assert needed(most + 1) > free and (most == 0 or needed(most) <= free)
+    assert needed(most + 1) > free
+    assert most == 0 or needed(most) <= free
 
 
 def test_a_run_that_does_not_fit_is_told_what_would(
@@ -70,32 +71,44 @@ def test_the_parts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is there once: the sum is what the process holds and what the run adds."""
     monkeypatch.setattr(memory, "resident", lambda: 50_000_000)
     run = run_of(llm, 500)
-    found = expected(run, False)
-    parts, row = found["parts"], llm.target.kv_bytes
-    assert (parts["prompt 3 tokens"], parts["max_new_tokens 500"]) == (3 * row, 500 * row)
-    assert parts["budget 60"] == 61 * row
+    forecast = memory_forecast(run)
+    parts = forecast["parts"]
+    bytes_a_token = llm.target.kv_bytes
+    assert parts["prompt 3 tokens"] == 3 * bytes_a_token
+    assert parts["max_new_tokens 500"] == 500 * bytes_a_token
+    assert parts["budget 60"] == 61 * bytes_a_token
     assert parts["weights"] + parts["the rest of the program"] == 50_000_000
-    assert found["peak"] == sum(parts.values())
-    assert found["seconds"] is None and found["most"] > 500
-    assert "budget 60" not in expected(run_of(llm, 5), False)["parts"]  # never that long
+    assert forecast["peak"] == sum(parts.values())
+    assert forecast["seconds"] is None
+    assert forecast["most"] is not None
+    assert forecast["most"] > 500
+
+
+def test_a_partial_cache_is_no_part_of_a_run_that_never_fills_it(llm: LLM) -> None:
+    assert "budget 60" not in memory_forecast(run_of(llm, 5))["parts"]
 
 
 def test_as_a_command(cli: Call, tiny: Path) -> None:
     """With a short run that is timed, and without; nothing is written."""
     argv = ("plan", "hello", "--model", tiny, "--quiet")
     shown = cli(*argv, "--max-new-tokens", "100")
-    assert shown.code == 0 and shown.err == "" and shown.files == []
+    assert shown.code == 0
+    assert shown.err == ""
+    assert shown.files == []
     for words in ("expected peak", "expected time", "5 tokens of prompt, 100 new tokens"):
         assert words in shown.out
     assert "expected time" in cli(*argv, "--regex", "[a-z]+").out
     record = json.loads(cli(*argv, "--no-measure", "--json").out)
-    assert record["seconds"] is None and record["peak"] == sum(record["parts"].values())
+    assert record["seconds"] is None
+    assert record["peak"] == sum(record["parts"].values())
     refused = cli(*argv, "--max-new-tokens", "1000")
-    assert refused.code == 2 and "valid: up to the model's 256 positions" in refused.error
+    assert refused.code == 2
+    assert "valid: up to the model's 256 positions" in refused.error
 
 
 def test_the_layers_with_keys_of_16_bits_are_named(llm: LLM) -> None:
-    plan = expected(run_of(llm, 5), measured=False)
-    assert plan["int16_keys"] == []
-    assert "keys are of 16 bits" not in text_of(plan)
-    assert "keys are of 16 bits in layers 0, 3\n" in text_of(plan | {"int16_keys": [0, 3]})
+    forecast = memory_forecast(run_of(llm, 5))
+    assert forecast["int16_keys"] == []
+    assert "keys are of 16 bits" not in text_of(forecast)
+    forecast["int16_keys"] = [0, 3]
+    assert "keys are of 16 bits in layers 0, 3\n" in text_of(forecast)

@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,8 +36,9 @@ def actions() -> list[tuple[str, argparse.Action]]:
 
 def test_every_option_says_what_it_is() -> None:
     for command, action in actions():
-        text = getattr(action, "text", action.help)
-        assert text and text != argparse.SUPPRESS, (command, action.dest)
+        text = vars(action).get("full_help", action.help)
+        assert text, (command, action.dest)
+        assert text != argparse.SUPPRESS, (command, action.dest)
 
 
 def test_an_option_takes_the_same_in_every_command() -> None:
@@ -82,10 +84,12 @@ def test_an_ignored_signal_stays_ignored(number: int) -> None:
 def test_a_demo_whose_texts_differ_fails(
     cli: Call, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = measure.measure
+    real_measure = measure.measure
 
-    def differ(*args: object, **more: object) -> dict[str, object]:
-        return {**whole(*args, **more), "identical": False}  # type: ignore[arg-type]
+    def differ(*args: Any, **more: Any) -> measure.Measurement:
+        measurement = real_measure(*args, **more)
+        measurement["identical"] = False
+        return measurement
 
     monkeypatch.setattr(measure, "measure", differ)
     done = cli("demo", "--model", tiny, "-n", 4)
@@ -117,7 +121,7 @@ def test_a_pipe_beside_a_prompt_is_told(
     caplog.set_level(logging.INFO)
     with os.fdopen(read) as pipe:
         monkeypatch.setattr("sys.stdin", pipe)
-        assert piped_text(beside=True) == "text"
+        assert piped_text(has_prompt=True) == "text"
     line = "reading standard input, which stands before PROMPT (</dev/null leaves it out)"
     assert caplog.messages == [line]
 

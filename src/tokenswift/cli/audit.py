@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from tokenswift.cli import options
-from tokenswift.cli.results import check_record, give
+from tokenswift.cli.results import check_record, write_results
 from tokenswift.config.fields import SHOWN, AtLeast, Option
 from tokenswift.config.sampling import settings_of
 from tokenswift.types import InputError, RunError
@@ -40,26 +40,37 @@ def audit(args: argparse.Namespace) -> int:
     sampling = options.sampling_from(args)
     replace(sampling, seed=sampling.seed + args.seeds - 1)  # the last one is a seed, too
     options.check_model_options(args)
-    record = check_record(args.json)
-    given = options.strategy_options_from(args)
+    record_path = check_record(args.json)
+    strategy_options = options.strategy_options_from(args)
 
     logger.info("auditing %s", args.model)
-    from tokenswift.audit.run import audit as audited
+    from tokenswift.audit.run import audit as compare_strategies
     from tokenswift.audit.run import variants
     from tokenswift.audit.texts import shipped_prompts
     from tokenswift.loader.identity import versions
 
     llm = options.load_model(args)
-    samplings = ({} if sampling.greedy else {"sampling": sampling}) | {
-        "greedy": replace(sampling, greedy=True)
+    samplings = {} if sampling.greedy else {"sampling": sampling}
+    samplings["greedy"] = replace(sampling, greedy=True)
+    report = compare_strategies(
+        llm,
+        variants=variants(args.strategy, strategy_options),
+        prompts=[*shipped_prompts()] if args.prompt is None else [args.prompt],
+        samplings=samplings,
+        tokens=args.max_new_tokens,
+        seeds=args.seeds,
+        say=logger.info,
+    )
+    record = {
+        **report.record(),
+        "strategy": args.strategy,
+        "strategy_options": strategy_options,
+        "versions": versions(),
+        "tokens": args.max_new_tokens,
+        "seeds": args.seeds,
+        "samplings": {name: settings_of(params) for name, params in samplings.items()},
     }
-    prompts = [*shipped_prompts()] if args.prompt is None else [args.prompt]
-    what = (variants(args.strategy, given), prompts, samplings, args.max_new_tokens, args.seeds)
-    report = audited(llm, *what, logger.info)
-    made = {"strategy": args.strategy, "strategy_options": given, "versions": versions()}
-    made |= {"tokens": args.max_new_tokens, "seeds": args.seeds}
-    made["samplings"] = {name: settings_of(params) for name, params in samplings.items()}
-    give(record, {**report.record(), **made}, report.text())
+    write_results(record_path, record, report.text())
     if report.failures:
         raise RunError(f"not exact: {'; '.join(report.failures)}")
     return 0

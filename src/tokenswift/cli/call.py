@@ -6,25 +6,24 @@ import argparse
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tokenswift.chat.prompts import is_chat
 from tokenswift.cli import options
 from tokenswift.cli.declare import Parser, add_options, dashed
-from tokenswift.cli.prompts import TOKEN_IDS, System, prompt_from, read_named, shaped
+from tokenswift.cli.prompts import TOKEN_IDS, System, prompt_for_model, prompt_from, read_named
 from tokenswift.config.fields import AtLeast, Option
 from tokenswift.config.sampling import CONTINUED
 from tokenswift.engine.request import Request
 from tokenswift.grammar import Grammar
 from tokenswift.types import InputError
 
+if TYPE_CHECKING:
+    from tokenswift.engine.llm import LLM
+
 logger = logging.getLogger("tokenswift")
-ASKED = (
-    "max_new_tokens",
-    "strategy",
-    "ignore_eos",
-    "on_loop",
-)  # options that are arguments of a request
+#: options that are arguments of a request, by the same names
+REQUEST_OPTIONS = ("max_new_tokens", "strategy", "ignore_eos", "on_loop")
 SHOWN = 80  # characters of a grammar in a message
 GRAMMARS = {"json_schema": Grammar.json_schema, "regex": Grammar.regex, "grammar": Grammar.lark}
 
@@ -87,25 +86,34 @@ def add_call_options(parser: Parser) -> None:
 
 
 def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]]:
-    """The prompt as given, and the other arguments of a request; everything that needs no model is
-    checked. :func:`with_model` makes the request."""
-    continued = "--continue" if args.raw else None if args.prompt_ids is None else "--prompt-ids"
-    if args.system is not None and continued:
-        raise InputError(f"--system and {continued} given; valid: one of them")
+    """The prompt of the command line, and the other arguments of a request; everything that needs
+    no model is checked. :func:`request_for_model` makes the request.
+
+    Raises:
+        InputError: naming what is wrong.
+    """
+    continuing = "--prompt-ids" if args.prompt_ids is not None else ""
+    if args.raw:
+        continuing = "--continue"
+    if args.system is not None and continuing:
+        raise InputError(f"--system and {continuing} given; valid: one of them")
     return prompt_from(args), settings_from(args)
 
 
 def settings_from(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of a request besides its prompt, those of its sampling that are given among
-    them."""
+    """The arguments of a request besides its prompt, those of its sampling that the command line
+    names among them.
+
+    Raises:
+        InputError: naming what is wrong.
+    """
     options.check_model_options(args)
-    settings = {name: getattr(args, name) for name in ASKED} | options.given_sampling(args)
-    settings |= {
-        "strategy_options": options.strategy_options_from(args),
-        "grammar": grammar_from(args),
-        "stop": (*args.stop, *map(tuple, args.stop_ids)),
-        "template_options": args.template_options,
-    }
+    settings = {name: getattr(args, name) for name in REQUEST_OPTIONS}
+    settings |= options.sampling_options(args)
+    settings["strategy_options"] = options.strategy_options_from(args)
+    settings["grammar"] = grammar_from(args)
+    settings["stop"] = (*args.stop, *map(tuple, args.stop_ids))
+    settings["template_options"] = args.template_options
     Request.of("", lambda _: CONTINUED, **settings)  # checks them
     return settings
 
@@ -116,25 +124,32 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
     Raises:
         InputError: several grammars, or a file that cannot be read or that holds none.
     """
-    given = [name for name in GRAMMARS if getattr(args, name) is not None]
-    if len(given) > 1:
-        raise InputError(
-            f"{' and '.join(f'--{dashed(name)}' for name in given)} given; valid: one of them"
-        )
-    for name in given:
-        option, text = f"--{dashed(name)}", getattr(args, name)
-        is_itself = name == "regex" or (name == "json_schema" and text.lstrip().startswith("{"))
-        try:
-            return GRAMMARS[name](text if is_itself else read_named(text, option))
-        except InputError as error:
-            raise InputError(f"{option} {text[:SHOWN]}: {error}") from error
-    return None
+    names = [name for name in GRAMMARS if getattr(args, name) is not None]
+    if not names:
+        return None
+    if len(names) > 1:
+        listed = " and ".join(f"--{dashed(name)}" for name in names)
+        raise InputError(f"{listed} given; valid: one of them")
+    name = names[0]
+    option = f"--{dashed(name)}"
+    text: str = getattr(args, name)
+    is_file = name != "regex" and not (name == "json_schema" and text.lstrip().startswith("{"))
+    try:
+        return GRAMMARS[name](read_named(text, option) if is_file else text)
+    except InputError as error:
+        raise InputError(f"{option} {text[:SHOWN]}: {error}") from error
 
 
-def with_model(args: argparse.Namespace, llm: Any, prompt: Any, call: dict[str, Any]) -> Request:
-    """The request, its prompt as the model takes it and its sampling settled; says which way."""
-    prompt, told = shaped(args, llm, prompt)
-    logger.info("%s", told)
-    if is_chat(prompt) and args.max_new_tokens is None and args.on_loop == Text.on_loop:
-        call = {**call, "on_loop": "stop"}  # one that loops would go on to the last position
-    return Request.of(prompt, llm.default_sampling, **call)
+def request_for_model(
+    args: argparse.Namespace, llm: LLM, prompt: str | list[int], settings: dict[str, Any]
+) -> Request:
+    """The request, its prompt as the model takes it and its sampling settled; says which way.
+
+    Args:
+        prompt, settings: as of :func:`call_from`.
+    """
+    model_prompt, line = prompt_for_model(args, llm, prompt)
+    logger.info("%s", line)
+    if is_chat(model_prompt) and args.max_new_tokens is None and args.on_loop == Text.on_loop:
+        settings = {**settings, "on_loop": "stop"}  # a loop would go on to the last position
+    return Request.of(model_prompt, llm.default_sampling, **settings)

@@ -5,10 +5,17 @@ from __future__ import annotations
 import argparse
 import logging
 from dataclasses import dataclass, replace
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from tokenswift.cli import options
-from tokenswift.cli.call import Text, add_call_options, call_from, settings_from, with_model
+from tokenswift.cli.call import (
+    Text,
+    add_call_options,
+    call_from,
+    request_for_model,
+    settings_from,
+)
 from tokenswift.cli.declare import Subparsers, add_options, command
 from tokenswift.cli.many import Several, write_all
 from tokenswift.cli.results import STDOUT, check_record, check_writable
@@ -16,6 +23,9 @@ from tokenswift.cli.runs import Listed, Longer, list_runs, resume
 from tokenswift.cli.write import write
 from tokenswift.config.fields import Option
 from tokenswift.types import InputError
+
+if TYPE_CHECKING:
+    from tokenswift.runs.records import RunState
 
 logger = logging.getLogger("tokenswift")
 
@@ -56,21 +66,15 @@ def run(args: argparse.Namespace) -> int:
     error."""
     if args.prompts is not None or args.out is not None:
         return write_all(args, settings_from(args))
-    prompt, call = call_from(args)
+    prompt, settings = call_from(args)
     if args.output == str(STDOUT):
         raise InputError("--output is -; valid: a file (the text is on standard output anyway)")
     file = args.output and check_writable("--output", args.output)
     check_record(args.json)
-    before = None
     if args.run_dir is not None:
-        from tokenswift.runs import folder as folders
-
         args.run_dir = check_writable("--run-dir", args.run_dir, "folder")
-        if folders.has_run(args.run_dir):
-            before = folders.load_whole(args.run_dir)
-        else:
-            folders.check_new(args.run_dir)
-    if call["strategy_options"].get("acceptance") == "published":
+    earlier = earlier_run(args.run_dir)
+    if settings["strategy_options"].get("acceptance") == "published":
         logger.warning(
             "the published acceptance rule is not lossless: the text differs from plain decoding"
         )
@@ -79,6 +83,22 @@ def run(args: argparse.Namespace) -> int:
 
         prepare()  # what renders chat templates starts while the model is loaded
     llm = options.load_model(args)
-    request = replace(with_model(args, llm, prompt, call), run_dir=args.run_dir)
-    write(args, llm, request, before, file)
+    request = request_for_model(args, llm, prompt, settings)
+    write(args, llm, replace(request, run_dir=args.run_dir), earlier, file)
     return 0
+
+
+def earlier_run(folder: Path | None) -> RunState | None:
+    """The run that is in a folder; None where there is none.
+
+    Raises:
+        InputError: no run can begin there, or the one that is there cannot be read.
+    """
+    from tokenswift.runs import folder as folders
+
+    if folder is None:
+        return None
+    if folders.has_run(folder):
+        return folders.load_whole(folder)
+    folders.check_new(folder)
+    return None

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tokenswift.checks import meant, shown
 from tokenswift.cli.declare import Parser
@@ -42,10 +42,10 @@ Exit codes: 0 done, 1 failed, 2 bad input, 129, 130, 143 hung up, interrupted, t
 
 
 class ShowVersion(argparse.Action):
-    """--version: found out only when it is asked for, without importing torch (which takes
+    """--version: versions are looked up only then, and without importing torch (which takes
     seconds)."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> NoReturn:
+    def __call__(self, parser: argparse.ArgumentParser, *args: object) -> NoReturn:
         from importlib.metadata import version
 
         from tokenswift.kernels.cpu.library import describe
@@ -69,8 +69,7 @@ def build_parser(argv: Sequence[str] = ()) -> Parser:
         prog="tokenswift",
         usage="tokenswift COMMAND [options]",
         description="Write long text with open language models by speculative decoding: the "
-        "tokens are those "
-        "of plain decoding.",
+        "tokens are those of plain decoding.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -98,8 +97,8 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser = build_parser(argv)
     first = argv[0] if argv else "--help"
     if first not in COMMANDS and first not in parser._option_string_actions:
-        what = "argument before a command" if first.startswith("-") else "command"
-        line = f"unknown {what}: {first}; valid: {', '.join(COMMANDS)}"
+        kind = "argument before a command" if first.startswith("-") else "command"
+        line = f"unknown {kind}: {first}; valid: {', '.join(COMMANDS)}"
         raise InputError(line + meant(first, (*COMMANDS, *parser._option_string_actions)))
     return parser.parse_args(list(argv) or ["--help"])
 
@@ -120,8 +119,11 @@ def check_utf8(word: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's) and return the exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    handler, logger, args = LogHandler(), logging.getLogger("tokenswift"), argparse.Namespace()
-    level, is_open = logger.level, usable_streams()
+    logger = logging.getLogger("tokenswift")
+    level = logger.level
+    handler = LogHandler()
+    args = argparse.Namespace()
+    is_open = usable_streams()
     logger.addHandler(handler)
     try:
         args = parsed(argv)
@@ -135,21 +137,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, Exception) as error:
         if "--debug" in argv:
             traceback.print_exception(error)
-        return tell(error, getattr(args, "parser", None))
+        return report_error(error, getattr(args, "parser", None))
     finally:
         flush()
         logger.removeHandler(handler)
         logger.setLevel(level)
 
 
-def tell(error: BaseException, parser: Parser | None) -> int:
+def report_error(error: BaseException, parser: Parser | None) -> int:
     """Say what ended a command in one line; its exit code."""
+    code: int = 1
     if isinstance(error, KeyboardInterrupt):
-        code, line = getattr(error, "code", 130), str(error) or "interrupted"
+        code = getattr(error, "code", 130)
+        line = str(error) or "interrupted"
     elif isinstance(error, InputError):
-        code, line = 2, str(error)
+        code = 2
+        line = str(error)
     else:
-        code, line = 1, reason(error)
+        line = reason(error)
     line = " ".join(f"error: {parser.in_words(line) if parser else line}".split())
     with suppress(OSError):  # the terminal may be gone
         print(visible(line), file=sys.stderr, flush=True)

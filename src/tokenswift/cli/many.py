@@ -7,7 +7,7 @@ import json
 import logging
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from tokenswift.chat.prompts import is_chat
 from tokenswift.checks import counted
@@ -15,15 +15,21 @@ from tokenswift.cli import options
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.prompts import check_template, read_named
 from tokenswift.cli.results import check_record, check_writable, write_json
-from tokenswift.cli.signals import keeping
+from tokenswift.cli.signals import saying_what_is_kept
 from tokenswift.config.fields import AtLeast, Option
 from tokenswift.engine.request import Asked, Request, asked, record_of
 from tokenswift.types import Generation, InputError, RunError, Step
 
+if TYPE_CHECKING:
+    from tokenswift.engine.llm import LLM
+
 logger = logging.getLogger("tokenswift")
 
-#: options of one text
-ALONE = ("prompt", "prompt_file", "prompt_ids", "raw", "system", "run_dir", "output")
+#: what ``--json`` writes of a text
+Record: TypeAlias = dict[str, object]
+
+#: options that are of one text, and not of many
+OPTIONS_OF_ONE = ("prompt", "prompt_file", "prompt_ids", "raw", "system", "run_dir", "output")
 
 
 @dataclass(frozen=True)
@@ -51,87 +57,125 @@ def read_prompts(args: argparse.Namespace) -> list[Asked]:
     Raises:
         InputError: the file cannot be read, or naming the line that is wrong.
     """
-    name, found = args.prompts, dict[str, Asked]()
-    for number, line in enumerate(read_named(name, "--prompts").split("\n"), 1):
+    file = args.prompts
+    prompts: dict[str, Asked] = {}
+    for number, line in enumerate(read_named(file, "--prompts").split("\n"), 1):
         if not line.strip():
             continue
         try:
-            one = asked(json.loads(line), f"{number:05}")
-            if one.name in found:
-                raise InputError(f"id is {one.name!r}, as in a line before; valid: another id")
+            prompt = asked(json.loads(line), f"{number:05}")
+            if prompt.name in prompts:
+                raise InputError(f"id is {prompt.name!r}, as in a line before; valid: another id")
         except (ValueError, RecursionError) as error:
-            raise InputError(f"--prompts {name}, line {number}: {error}") from error
-        found[one.name] = one
-    if not found:
-        raise InputError(f"--prompts {name} holds no prompts; valid: a JSON object a line")
-    return list(found.values())
+            raise InputError(f"--prompts {file}, line {number}: {error}") from error
+        prompts[prompt.name] = prompt
+    if not prompts:
+        raise InputError(f"--prompts {file} holds no prompts; valid: a JSON object a line")
+    return list(prompts.values())
 
 
-def write_all(args: argparse.Namespace, call: dict[str, Any]) -> int:
+def write_all(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     """Write all texts that are missing.
 
     Args:
-        call: what is common to the requests, as ``generate`` has it of its options.
+        settings: arguments of all requests, as :func:`~tokenswift.cli.call.settings_from` has them
+            of the options.
     Raises:
         RunError: some of them failed; it names them.
         Interrupted: a signal came; what was written is kept.
     """
     if args.prompts is None or args.out is None:
         raise InputError("one of --prompts and --out given; valid: both")
-    for name in ALONE:
+    for name in OPTIONS_OF_ONE:
         if getattr(args, name) not in (None, False):
             raise InputError(f"{name} is given beside --prompts; valid: one of them")
-    prompts, record = read_prompts(args), check_record(args.json)
+    prompts = read_prompts(args)
+    record_path = check_record(args.json)
     folder = check_writable("--out", args.out, "folder")
     llm = options.load_model(args)
-    if any(is_chat(one.prompt) for one in prompts):
+    if any(is_chat(prompt.prompt) for prompt in prompts):
         check_template(llm, "messages")
-    requests = [
-        one.request(call, llm.default_sampling(one.prompt), folder / one.name) for one in prompts
-    ]
-    begun = perf_counter()
-    done, tokens = written(args, llm, [one.name for one in prompts], requests)
-    failed = [name for name, made in done.items() if made["error"] is not None]
-    texts, speed = counted(len(prompts), "text is", "texts are"), tokens / (perf_counter() - begun)
-    logger.info("%d of %s in %s (%.0f tokens/s)", len(done) - len(failed), texts, args.out, speed)
-    if record is not None:
-        write_json(record, *(done[one.name] for one in prompts))
-    if failed:
-        raise RunError(
-            f"{len(failed)} of {counted(len(prompts), 'prompt')} failed: {', '.join(failed)}"
+    requests = {
+        prompt.name: prompt.request(
+            settings, llm.default_sampling(prompt.prompt), folder / prompt.name
         )
+        for prompt in prompts
+    }
+    session = Session(llm, requests, Stages(args.quiet))
+    start = perf_counter()
+    session.run(args.at_once)
+    speed = session.token_count / (perf_counter() - start)
+    logger.info("%s in %s (%.0f tokens/s)", session.progress(), args.out, speed)
+    if record_path is not None:
+        write_json(record_path, *(session.records[name] for name in requests))
+    failed = session.failed()
+    if failed:
+        count = counted(len(prompts), "prompt")
+        raise RunError(f"{len(failed)} of {count} failed: {', '.join(failed)}")
     return 0
 
 
-def written(
-    args: argparse.Namespace, llm: Any, names: list[str], requests: list[Request]
-) -> tuple[dict[str, dict[str, Any]], int]:
-    """The records of texts that are written at once, by name, in the order in which they end; of a
-    failed one its ``error``. And the new tokens of this session."""
-    from tokenswift.engine.many import run_all
-    from tokenswift.engine.scheduler import Scheduler
+class Session:
+    """Several texts that are written at once.
 
-    done, tokens, stages = dict[str, dict[str, Any]](), 0, Stages(args.quiet)
+    Args:
+        llm: the model.
+        requests: by the names of their folders.
+        stages: the line of progress.
 
-    def on_step(number: int, step: Step) -> None:
-        nonlocal tokens
-        tokens += len(step.token_ids)
-        stages("generate", tokens, None)
+    Attributes:
+        records: of the texts that have ended, by name; of a failed one its ``error``.
+        token_count: new tokens of this session so far.
+    """
 
-    def kept() -> str:
-        there = sum(made["error"] is None for made in done.values())
-        return (
-            f"{there} of {counted(len(names), 'text is', 'texts are')} written; the same "
-            f"command resumes"
-        )
+    def __init__(self, llm: LLM, requests: dict[str, Request], stages: Stages) -> None:
+        self._llm = llm
+        self._requests = requests
+        self._stages = stages
+        self.records: dict[str, Record] = {}
+        self.token_count = 0
 
-    with stages, keeping(kept), Scheduler(llm, args.at_once or "auto") as scheduler:
-        for number, result in run_all(scheduler, requests, on_step):
-            name, one = names[number], requests[number]
-            if isinstance(result, Generation):
-                made = record_of(llm, result, one)
-                done[name] = {"id": name, "error": None, **made}
-            else:
-                logger.error("%s failed: %s", name, result)
-                done[name] = {"id": name, "error": str(result)}
-    return done, tokens
+    def run(self, at_once: int | None) -> None:
+        """Write all of them.
+
+        Args:
+            at_once: sequences that run at once, at most; None: as many as fit.
+        Raises:
+            Interrupted, RunError: saying what is kept.
+        """
+        from tokenswift.engine.many import run_all
+        from tokenswift.engine.scheduler import Scheduler
+
+        names = list(self._requests)
+        with (
+            self._stages,
+            saying_what_is_kept(self._what_is_kept),
+            Scheduler(self._llm, at_once or "auto") as scheduler,
+        ):
+            for number, result in run_all(scheduler, self._requests.values(), self._count):
+                self._end(names[number], result)
+
+    def failed(self) -> list[str]:
+        """The names of those that failed."""
+        return [name for name, record in self.records.items() if record["error"] is not None]
+
+    def progress(self) -> str:
+        """How many of how many are written, in words."""
+        written = len(self.records) - len(self.failed())
+        return f"{written} of {counted(len(self._requests), 'text is', 'texts are')}"
+
+    def _count(self, number: int, step: Step) -> None:
+        self.token_count += len(step.token_ids)
+        self._stages("generate", self.token_count, None)
+
+    def _end(self, name: str, result: Generation | Exception) -> None:
+        """Take the result of a text, or what made it fail."""
+        if isinstance(result, Generation):
+            record = record_of(self._llm, result, self._requests[name])
+            self.records[name] = {"id": name, "error": None, **record}
+        else:
+            logger.error("%s failed: %s", name, result)
+            self.records[name] = {"id": name, "error": str(result)}
+
+    def _what_is_kept(self) -> str:
+        return f"{self.progress()} written; the same command resumes"

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from statistics import median
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from tokenswift.checks import check_integer, counted
 from tokenswift.cli import options
@@ -18,24 +18,29 @@ from tokenswift.cli.call import add_call_options
 from tokenswift.cli.declare import Subparsers, add_options, command
 from tokenswift.cli.plan import Plan, plan
 from tokenswift.cli.prompts import TOKEN_IDS, read_named
-from tokenswift.cli.results import check_record, give
+from tokenswift.cli.results import check_record, write_results
 from tokenswift.cli.terminal import say, table
 from tokenswift.config.fields import SHOWN, AtLeast, Option
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.turns import take_turns
 from tokenswift.types import Generation, InputError, RunError, Step
 
+if TYPE_CHECKING:
+    from tokenswift.engine.llm import LLM
+
 logger = logging.getLogger("tokenswift")
 
-STRATEGIES = ("autoregressive", "auto")
-LETTERS = 16  # characters of a token at most: what of a text is tokenized
-WARM, TRIAL = 8, 64  # tokens that are written, and read, before anything is measured in a demo
-LIST, NEW = (
-    600,
-    384,
-)  # tokens of the demo's list that is continued, and of each of its texts, at most
-READING, WRITING = 20, 25  # seconds that a prompt, and each of the demo's four texts, may take
+PLAIN = "autoregressive"
+ADAPTIVE = "auto"
+TOKEN_LETTERS = 16  # characters of a token at most: that many are tokenized for each
 
+# of a demo
+TRIAL_PROMPT = 64  # tokens of a prompt that is prefilled before anything is measured
+TRIAL_TOKENS = 8  # new tokens after it
+LIST_TOKENS = 600  # tokens of the list that is continued
+MOST_TOKENS = 384  # new tokens of a text
+PREFILL_SECONDS = 20  # that a prompt may take
+TEXT_SECONDS = 25  # that each of the four texts may take
 
 CONTEXTS_OPTION = replace(TOKEN_IDS, metavar="N,N,…", shown=True)
 
@@ -69,20 +74,56 @@ class Demo(options.Record):
     max_new_tokens: Annotated[int | None, AtLeast(1), Option(shown=True, short="-n")] = None
 
 
+class Measurement(TypedDict):
+    """Both ways of decoding after one prompt, as ``--json`` writes them.
+
+    Attributes:
+        context: tokens of the prompt.
+        prompt_tokens_per_second, plain_tokens_per_second, adaptive_tokens_per_second: of each
+            repeat, in the order in which they were measured.
+        speedup: adaptive drafting over plain decoding, by repeat.
+        tokens_a_pass: of adaptive drafting.
+        identical: whether both ways wrote the same tokens, always.
+    """
+
+    context: int
+    prompt_tokens_per_second: list[float]
+    plain_tokens_per_second: list[float]
+    adaptive_tokens_per_second: list[float]
+    speedup: list[float]
+    tokens_a_pass: float
+    identical: bool
+
+
+class BenchRecord(TypedDict):
+    """What ``tokenswift bench --json`` writes: the model, its settings, and a measurement for each
+    length of the prompt."""
+
+    model: str
+    dtype: str
+    device: str
+    versions: Mapping[str, object]
+    repeats: int
+    max_new_tokens: int
+    heads: str | None
+    contexts: list[Measurement]
+
+
 def add_parser(subparsers: Subparsers) -> None:
     """Register the subcommands."""
-    for name, run, kind, words in (
-        ("bench", bench, Measured, "measure the speed of a model on this machine"),
-        ("demo", demo, Demo, "compare plain decoding and TokenSwift on two texts"),
-    ):
-        parser = command(subparsers, name, run, words)
-        add_options(parser, kind)
-        options.add_model_options(parser)
+    summary = "measure the speed of a model on this machine"
+    parser = command(subparsers, "bench", bench, summary)
+    add_options(parser, Measured)
+    options.add_model_options(parser)
+    summary = "compare plain decoding and TokenSwift on two texts"
+    parser = command(subparsers, "demo", demo, summary)
+    add_options(parser, Demo)
+    options.add_model_options(parser)
     parser = command(subparsers, "plan", plan, "estimate memory and time of a run", "[PROMPT]")
     add_call_options(parser)
     add_options(parser.add_argument_group("results"), Plan)
-    words = "check that every strategy writes the tokens of plain decoding"
-    parser = command(subparsers, "audit", audit, words, "[PROMPT]")
+    summary = "check that every strategy writes the tokens of plain decoding"
+    parser = command(subparsers, "audit", audit, summary, "[PROMPT]")
     add_options(parser, Audited)
     options.add_model_options(parser, dtype="float32")
     options.add_strategy_options(parser, "all")
@@ -101,96 +142,112 @@ def bench(args: argparse.Namespace) -> int:
     options.check_model_options(args)
     for context in args.contexts or [0]:
         check_integer("contexts", context, 2)
-    if args.prompt_file is None:
-        stories = resources.files("tokenswift").joinpath("data", "prompts").iterdir()
-        text = "\n\n".join(
-            one.read_text("utf-8") for one in sorted(stories, key=lambda one: one.name)
-        )
-    else:
+    text = shipped_stories()
+    if args.prompt_file is not None:
         text = read_named(args.prompt_file, "--prompt-file")
-    record = check_record(args.json)
+    record_path = check_record(args.json)
     with options.load_model(args) as llm:
         from tokenswift.loader.identity import versions
 
-        prompts = [beginning(llm, text, context, args) for context in args.contexts]
+        prompts = [beginning(llm, text, context, args.max_new_tokens) for context in args.contexts]
         heads = llm.resources.heads
-        made = {"model": llm.name, "dtype": llm.dtype, "device": llm.device, "versions": versions()}
-        made |= {name: getattr(args, name) for name in ("repeats", "max_new_tokens")}
-        made["heads"] = None if heads is None else heads.kind
-        how = (args.max_new_tokens, args.repeats, SamplingParams())
-        made["contexts"] = [measure(llm, ids, *how) for ids in prompts]
-    give(record, made, rates_of(made))
+        record: BenchRecord = {
+            "model": llm.name,
+            "dtype": llm.dtype,
+            "device": llm.device,
+            "versions": versions(),
+            "repeats": args.repeats,
+            "max_new_tokens": args.max_new_tokens,
+            "heads": None if heads is None else heads.kind,
+            "contexts": [
+                measure(llm, prompt, args.max_new_tokens, args.repeats, SamplingParams())
+                for prompt in prompts
+            ],
+        }
+    write_results(record_path, record, rates_of(record))
     return 0
 
 
-def beginning(llm: Any, text: str, context: int, args: argparse.Namespace) -> list[int]:
-    """The beginning of the text.
+def shipped_stories() -> str:
+    """The stories that come with the library, as one text."""
+    files = resources.files("tokenswift").joinpath("data", "prompts").iterdir()
+    in_order = sorted(files, key=lambda file: file.name)
+    return "\n\n".join(file.read_text("utf-8") for file in in_order)
+
+
+def beginning(llm: LLM, text: str, context: int, max_new_tokens: int) -> list[int]:
+    """The first ``context`` tokens of a text.
 
     Raises:
-        InputError: it is too short, or the model has too few positions.
+        InputError: it is too short, or the model has too few positions for them and the new tokens.
     """
-    ids = llm.encode(text[: LETTERS * context])[:context]
-    if len(ids) < context:
-        has = counted(len(ids), "token")
+    prompt = llm.encode(text[: TOKEN_LETTERS * context])[:context]
+    if len(prompt) < context:
+        length = counted(len(prompt), "token")
         raise InputError(
-            f"contexts is {context}, the text has {has}; valid: fewer, or a longer prompt_file"
+            f"contexts is {context}, the text has {length}; valid: fewer, or a longer prompt_file"
         )
-    llm.target.check_room(context + args.max_new_tokens)
-    return ids
+    llm.target.check_room(context + max_new_tokens)
+    return prompt
 
 
 def measure(
-    llm: Any,
-    ids: list[int],
-    new: int,
+    llm: LLM,
+    prompt: list[int],
+    max_new_tokens: int,
     repeats: int,
     sampling: SamplingParams,
-    warm: int = 1,
+    warm_ups: int = 1,
     on_step: Callable[[Step], None] | None = None,
-) -> dict[str, Any]:
-    """Everything after one prompt: rates of each kind in the order in which they were measured;
-    whether both ways of decoding wrote the same tokens. They take turns, forth and back, so that
-    neither is always first.
+) -> Measurement:
+    """Measure plain decoding and adaptive drafting after one prompt, in turns.
 
     Args:
-        new: tokens to write each time.
-        warm: turns that do not count, before the others.
+        prompt: token ids.
+        max_new_tokens: new tokens of each text.
+        repeats: measured texts of each kind.
+        warm_ups: texts of each kind before those, which do not count.
         on_step: gets the steps of plain decoding.
     """
-    logger.info("measuring after %s tokens", f"{len(ids):,}")
-    states = [llm.prefill(ids) for _ in range(warm + repeats)]
-    made: dict[str, list[Generation]] = {name: [] for name in STRATEGIES}
-    for _, name in take_turns(STRATEGIES, range(warm + repeats)):
-        made[name].append(
-            states[-1].generate(
-                new,
-                name,
-                sampling=sampling,
-                ignore_eos=True,
-                on_step=on_step if name == "autoregressive" else None,
-            )
+    logger.info("measuring after %s tokens", f"{len(prompt):,}")
+    states = [llm.prefill(prompt) for _ in range(warm_ups + repeats)]
+    texts: dict[str, list[Generation]] = {PLAIN: [], ADAPTIVE: []}
+    for _, strategy in take_turns((PLAIN, ADAPTIVE), range(warm_ups + repeats)):
+        text = states[-1].generate(
+            max_new_tokens,
+            strategy,
+            sampling=sampling,
+            ignore_eos=True,
+            on_step=on_step if strategy == PLAIN else None,
         )
-    plain, adaptive = ([one.metrics for one in made[name][warm:]] for name in STRATEGIES)
+        texts[strategy].append(text)
+    plain = [text.metrics.tokens_per_second for text in texts[PLAIN][warm_ups:]]
+    adaptive = [text.metrics.tokens_per_second for text in texts[ADAPTIVE][warm_ups:]]
+    different_texts = {tuple(text.token_ids) for text in texts[PLAIN] + texts[ADAPTIVE]}
     return {
-        "context": len(ids),
-        "prompt_tokens_per_second": [len(ids) / state.seconds for state in states[warm:]],
-        "plain_tokens_per_second": [one.tokens_per_second for one in plain],
-        "adaptive_tokens_per_second": [one.tokens_per_second for one in adaptive],
-        "speedup": [
-            b.tokens_per_second / a.tokens_per_second for a, b in zip(plain, adaptive, strict=True)
-        ],
-        "tokens_a_pass": adaptive[-1].mean_acceptance_length,
-        "identical": len({tuple(one.token_ids) for ones in made.values() for one in ones}) == 1,
+        "context": len(prompt),
+        "prompt_tokens_per_second": [len(prompt) / state.seconds for state in states[warm_ups:]],
+        "plain_tokens_per_second": plain,
+        "adaptive_tokens_per_second": adaptive,
+        "speedup": [fast / slow for slow, fast in zip(plain, adaptive, strict=True)],
+        "tokens_a_pass": texts[ADAPTIVE][-1].metrics.mean_acceptance_length,
+        "identical": len(different_texts) == 1,
     }
 
 
-def rates_of(made: dict[str, Any]) -> str:
+def rates_of(record: BenchRecord) -> str:
     """A record as a table."""
-    rows = []
-    for one in made["contexts"]:
-        rates = [cell(one[f"{name}_tokens_per_second"]) for name in ("prompt", "plain", "adaptive")]
-        same = "yes" if one["identical"] else "no"
-        rows.append([f"{one['context']:,}", *rates, cell(one["speedup"], 2), same])
+    rows = [
+        (
+            f"{measurement['context']:,}",
+            cell(measurement["prompt_tokens_per_second"]),
+            cell(measurement["plain_tokens_per_second"]),
+            cell(measurement["adaptive_tokens_per_second"]),
+            cell(measurement["speedup"], 2),
+            "yes" if measurement["identical"] else "no",
+        )
+        for measurement in record["contexts"]
+    ]
     head = (
         "context",
         "prompt, tokens/s",
@@ -199,14 +256,18 @@ def rates_of(made: dict[str, Any]) -> str:
         "×",
         "identical",
     )
-    first = f"{made['model']}: {made['dtype']} on {made['device']}, {made['heads'] or 'no'} heads; "
-    first += f"{made['repeats']} repeats, {made['max_new_tokens']} new tokens"
-    return f"{first}\n\n{table(head, rows, right=range(5))}"
+    first_line = f"{record['model']}: {record['dtype']} on {record['device']}, "
+    first_line += f"{record['heads'] or 'no'} heads; "
+    first_line += f"{record['repeats']} repeats, {record['max_new_tokens']} new tokens"
+    return f"{first_line}\n\n{table(head, rows, right=range(5))}"
 
 
-def cell(times: list[float], digits: int = 1) -> str:
+def cell(rates: list[float], digits: int = 1) -> str:
     """Median (least–most)."""
-    return "{:,.{d}f} ({:,.{d}f}–{:,.{d}f})".format(median(times), min(times), max(times), d=digits)
+    middle, least, most = (
+        f"{rate:,.{digits}f}" for rate in (median(rates), min(rates), max(rates))
+    )
+    return f"{middle} ({least}–{most})"
 
 
 # ---- demo ----------------------------------------------------------------------------------------
@@ -217,47 +278,49 @@ def demo(args: argparse.Namespace) -> int:
     with the same seed: by plain decoding, then with drafts. Print the texts, a table, and whether
     every token is the same (exit code 1 if not)."""
     options.check_model_options(args)
-    record = check_record(args.json)
-    story = (
-        resources.files("tokenswift")
-        .joinpath("data/demo_prompt.txt")
-        .read_text(encoding="utf-8")
-        .strip()
-    )
+    record_path = check_record(args.json)
+    story = resources.files("tokenswift").joinpath("data/demo_prompt.txt").read_text("utf-8")
     logger.info("writing two texts, each by plain decoding and by adaptive drafting")
     llm = options.load_model(args)
+    goods = llm.encode(repeating_list(LIST_TOKENS))[:LIST_TOKENS]
+    prompt_length, max_new_tokens = demo_lengths(llm, goods)
     greedy = SamplingParams(greedy=True, repetition_penalty=1.0)
-    repeating = llm.encode(repeating_list(LIST))[:LIST]
-    length, new = sizes(llm, repeating)
-    rows, made = list[tuple[str, ...]](), dict[str, Any]()
-    for words, ids, how in (
-        ("prose", llm.encode(story), SamplingParams()),
-        ("list", repeating, greedy),
-    ):
-        ids = ids[-length:]
-        say(f"\n--- …{llm.tokenizer.decode(ids)[-60:]}\n")
-        one = measure(llm, ids, args.max_new_tokens or new, 1, how, 0, lambda step: say(step.text))
-        say("\n")
-        plain, adaptive = one["plain_tokens_per_second"][0], one["adaptive_tokens_per_second"][0]
-        over, length_of_step = one["speedup"][0], one["tokens_a_pass"]
-        rows.append(("plain", words, f"{plain:.1f}", "1.00", "1.00"))
-        rows.append(("adaptive", words, f"{adaptive:.1f}", f"{over:.2f}", f"{length_of_step:.2f}"))
-        made[words] = one
-    same = all(one["identical"] for one in made.values())
-    head = ("strategy", "text", "tokens/s", "over plain", "tokens a pass")
-    give(
-        record,
-        made,
-        f"{table(head, rows, right=range(2, 5))}\nidentical: {'yes' if same else 'no'}",
-    )
-    if not same:
-        near = (
-            ""
-            if llm.dtype == "float32"
-            else f" (near-ties flip in {llm.dtype}; compare in float32)"
+    texts = (("prose", llm.encode(story.strip()), SamplingParams()), ("list", goods, greedy))
+    record: dict[str, Measurement] = {}
+    for name, prompt, sampling in texts:
+        prompt = prompt[-prompt_length:]
+        say(f"\n--- …{llm.tokenizer.decode(prompt)[-60:]}\n")
+        record[name] = measure(
+            llm,
+            prompt,
+            args.max_new_tokens or max_new_tokens,
+            repeats=1,
+            sampling=sampling,
+            warm_ups=0,
+            on_step=lambda step: say(step.text),
         )
-        raise RunError(f"the two texts differ{near}")
+        say("\n")
+    are_identical = all(measurement["identical"] for measurement in record.values())
+    last_line = f"identical: {'yes' if are_identical else 'no'}"
+    write_results(record_path, record, f"{demo_table(record)}\n{last_line}")
+    if not are_identical:
+        reason = f" (near-ties flip in {llm.dtype}; compare in float32)"
+        raise RunError(f"the two texts differ{'' if llm.dtype == 'float32' else reason}")
     return 0
+
+
+def demo_table(record: dict[str, Measurement]) -> str:
+    """The record of a demo as a table."""
+    rows: list[tuple[str, ...]] = []
+    for name, measurement in record.items():
+        plain = measurement["plain_tokens_per_second"][0]
+        adaptive = measurement["adaptive_tokens_per_second"][0]
+        speedup = f"{measurement['speedup'][0]:.2f}"
+        tokens_a_pass = f"{measurement['tokens_a_pass']:.2f}"
+        rows.append(("plain", name, f"{plain:.1f}", "1.00", "1.00"))
+        rows.append(("adaptive", name, f"{adaptive:.1f}", speedup, tokens_a_pass))
+    head = ("strategy", "text", "tokens/s", "over plain", "tokens a pass")
+    return table(head, rows, right=range(2, 5))
 
 
 def repeating_list(length: int) -> str:
@@ -267,12 +330,19 @@ def repeating_list(length: int) -> str:
     return "".join(lines)
 
 
-def sizes(llm: Any, ids: list[int]) -> tuple[int, int]:
-    """Tokens of a prompt and of a text, so that the model has the positions and all takes three
-    minutes at most. What is tried for it warms both ways of decoding up."""
-    trial = llm.prefill(ids[:TRIAL])
-    for name in (*STRATEGIES, "autoregressive"):
-        rate = trial.generate(WARM, name, ignore_eos=True).metrics.tokens_per_second
-    limit = llm.target.rotary.limit or LIST + NEW
-    length = min(limit // 2, max(TRIAL, int(READING / trial.seconds * TRIAL)))
-    return length, min(NEW, limit - length, max(WARM, int(WRITING * rate)))
+def demo_lengths(llm: LLM, prompt: list[int]) -> tuple[int, int]:
+    """Tokens of a prompt, and new tokens of a text, so that the model has the positions and all
+    takes three minutes at most. What is tried for it warms both ways of decoding up.
+
+    Args:
+        prompt: token ids, of which a few are tried.
+    """
+    trial = llm.prefill(prompt[:TRIAL_PROMPT])
+    for strategy in (PLAIN, ADAPTIVE):
+        trial.generate(TRIAL_TOKENS, strategy, ignore_eos=True)
+    rate = trial.generate(TRIAL_TOKENS, PLAIN, ignore_eos=True).metrics.tokens_per_second
+    limit = llm.target.rotary.limit or LIST_TOKENS + MOST_TOKENS
+    prefilled_in_time = int(PREFILL_SECONDS / trial.seconds * TRIAL_PROMPT)
+    prompt_length = min(limit // 2, max(TRIAL_PROMPT, prefilled_in_time))
+    written_in_time = max(TRIAL_TOKENS, int(TEXT_SECONDS * rate))
+    return prompt_length, min(MOST_TOKENS, limit - prompt_length, written_in_time)

@@ -6,7 +6,7 @@ import argparse
 import logging
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tokenswift.checks import check_choice
 from tokenswift.cli.declare import Parser, add_option, add_options, help_texts, shown
@@ -19,10 +19,14 @@ from tokenswift.loader.default_model import DEFAULT
 from tokenswift.loader.find import HUB_ID, check_name
 from tokenswift.types import InputError
 
+if TYPE_CHECKING:
+    from tokenswift.engine.llm import LLM
+
 logger = logging.getLogger("tokenswift")
-SAMPLING = [one.name for one in fields(SamplingParams) if one.name != "grammar"]
-LOADING = [one.name for one in fields(LoadConfig)]
-METHOD = list(dict.fromkeys(one.name for kind in OPTIONS.values() for one in fields(kind)))
+SAMPLING = [field.name for field in fields(SamplingParams) if field.name != "grammar"]
+LOADING = [field.name for field in fields(LoadConfig)]
+#: options of any strategy, each once
+METHOD = list(dict.fromkeys(name for strategy in OPTIONS for name in names_of(strategy)))
 
 
 @dataclass(frozen=True)
@@ -99,17 +103,17 @@ def add_sampling_options(
     parser: Parser,
     title: str = "sampling (defaults of continued text; answers take the model's own settings)",
     plain: bool = False,
-    **usual: Any,
+    **defaults: object,
 ) -> None:
     """The fields of `SamplingParams`, seed included, and --preset.
 
     Args:
         plain: without what goes by more of a text than the contextual penalty.
-        usual: defaults that are told.
+        defaults: those that the help shows.
     """
     group = parser.add_argument_group(title)
-    only = [name for name in SAMPLING if not (plain and name in ADJUSTING)]
-    add_options(group, SamplingParams, only, unset=True, **usual)
+    names = [name for name in SAMPLING if not (plain and name in ADJUSTING)]
+    add_options(group, SamplingParams, names, unset=True, **defaults)
     add_options(group, Preset)
 
 
@@ -134,37 +138,43 @@ def add_strategy_options(parser: Parser, strategy: str = "auto") -> None:
         add_option(group, name, field_type, f"{texts[name]} ({'; '.join(owners)})", None)
 
 
-def sampling_from(args: argparse.Namespace, usual: SamplingParams | None = None) -> SamplingParams:
-    """The sampling parameters: what the command line names, over ``usual``, by default the class's.
+def sampling_from(
+    args: argparse.Namespace, defaults: SamplingParams | None = None
+) -> SamplingParams:
+    """The sampling parameters: what the command line names, over ``defaults``, else the class's.
 
     Raises:
         InputError: naming the bad field.
     """
-    return sampling_over(usual or SamplingParams(), given_sampling(args))
+    return sampling_over(defaults or SamplingParams(), sampling_options(args))
 
 
-def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
+def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling settings that the command line names, those of --preset included."""
-    given = {name: getattr(args, name, None) for name in SAMPLING}
-    given = {
-        name: value for name, value in given.items() if value is not None and value is not False
-    }
-    return given if args.preset is None else {**preset(args.preset), **given}
+    settings = {} if args.preset is None else dict(preset(args.preset))
+    for name in SAMPLING:
+        value = getattr(args, name, None)
+        if value is not None and value is not False:
+            settings[name] = value
+    return settings
 
 
 def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
-    """The strategy options that were given, checked against the strategy; with ``all`` each must
-    suit the strategies that have it, which get it. InputError names the bad one."""
-    given = {name: getattr(args, name) for name in METHOD if getattr(args, name) is not None}
-    for strategy in OPTIONS if args.strategy == "all" else [args.strategy]:
-        check_choice("strategy", strategy, tuple(OPTIONS))
-        known = (
-            given
-            if args.strategy != "all"
-            else [name for name in given if name in names_of(strategy)]
-        )
-        build_options(strategy, {name: given[name] for name in known})
-    return given
+    """The strategy options that the command line names, checked against the strategy; with ``all``
+    each must suit the strategies that have it, which get it.
+
+    Raises:
+        InputError: naming the bad one.
+    """
+    values = {name: getattr(args, name) for name in METHOD if getattr(args, name) is not None}
+    if args.strategy == "all":
+        for strategy in OPTIONS:
+            names = names_of(strategy)
+            build_options(strategy, {name: values[name] for name in values if name in names})
+    else:
+        check_choice("strategy", args.strategy, tuple(OPTIONS))
+        build_options(args.strategy, values)
+    return values
 
 
 def check_model_options(args: argparse.Namespace) -> None:
@@ -177,18 +187,20 @@ def check_model_options(args: argparse.Namespace) -> None:
 
 def check_heads(heads: str) -> None:
     """Raise :class:`InputError` where --heads names a file that is not there."""
-    path, kinds = Path(heads).expanduser(), ", ".join(HEAD_KINDS)
-    shaped = path.suffix != ".safetensors" and HUB_ID.fullmatch(heads) and ".." not in heads
-    if heads not in ("auto", "none", *HEAD_KINDS) and not path.exists() and not shaped:
-        valid = (
-            f"auto, none, shipped ones by kind ({kinds}), a heads file, or a folder or hub "
-            f"id with heads"
-        )
-        raise InputError(f"heads is {heads!r}: no such file; valid: {valid}")
+    path = Path(heads).expanduser()
+    may_be_hub_id = path.suffix != ".safetensors" and HUB_ID.fullmatch(heads) and ".." not in heads
+    if heads in ("auto", "none", *HEAD_KINDS) or path.exists() or may_be_hub_id:
+        return
+    kinds = ", ".join(HEAD_KINDS)
+    valid = (
+        f"auto, none, shipped ones by kind ({kinds}), a heads file, or a folder or hub id "
+        f"with heads"
+    )
+    raise InputError(f"heads is {heads!r}: no such file; valid: {valid}")
 
 
-def load_model(args: argparse.Namespace) -> Any:
-    """The ``LLM`` that the model options name; says so before anything heavy is imported."""
+def load_model(args: argparse.Namespace) -> LLM:
+    """The model that its options name; says so before anything heavy is imported."""
     logger.info("loading %s", args.model)
     with Stages(args.quiet, "loading") as stages:
         from tokenswift.engine.llm import LLM
@@ -198,12 +210,12 @@ def load_model(args: argparse.Namespace) -> Any:
         )
     strategy = f", {args.strategy}" if hasattr(args, "strategy") else ""
     logger.info("%s, %s on %s%s", llm.name, llm.dtype, llm.device, strategy)
-    wide = llm.target.wide_layers
-    if getattr(args, "verbose", False) and wide:
-        logger.info("keys are of 16 bits in layers %s", ", ".join(map(str, wide)))
+    wide_layers = llm.target.wide_layers
+    if getattr(args, "verbose", False) and wide_layers:
+        logger.info("keys are of 16 bits in layers %s", ", ".join(map(str, wide_layers)))
     return llm
 
 
 def loading_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of `LoadConfig` that the model options are."""
+    """The fields of `LoadConfig`, as the model options have them."""
     return {name: getattr(args, name) for name in LOADING}

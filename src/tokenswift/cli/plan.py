@@ -5,19 +5,21 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from tokenswift.checks import counted
 from tokenswift.cli import options
-from tokenswift.cli.call import call_from, with_model
-from tokenswift.cli.results import check_record, give
+from tokenswift.cli.call import call_from, request_for_model
+from tokenswift.cli.results import check_record, write_results
 from tokenswift.cli.terminal import table
 from tokenswift.config.fields import SHOWN
 
-SHORT, NEAR = (
-    96,
-    1024,
-)  # tokens of a plan's short run, and of the end of the prompt that it continues
+if TYPE_CHECKING:
+    from tokenswift.engine.llm import LLM
+    from tokenswift.engine.sequence import Sequence
+
+RUN_TOKENS = 96  # new tokens of a plan's short run
+RUN_PROMPT = 1024  # tokens of the end of the prompt, which the short run continues
 GIGA = 1e9
 
 
@@ -32,78 +34,120 @@ class Plan(options.Record):
     no_measure: Annotated[bool, SHOWN] = False
 
 
+class Forecast(TypedDict):
+    """What a run will take, as ``--json`` writes it.
+
+    Attributes:
+        prompt: tokens of the prompt.
+        new: new tokens.
+        parts: bytes of memory by part.
+        peak: their sum.
+        int16_keys: layers whose keys are of 16 bits.
+        free: bytes that are available; None where the system does not say.
+        most: the most new tokens that fit them; None as for ``free``.
+        seconds: expected; None where nothing is measured.
+        tokens_per_second: of the short run; None where nothing is measured.
+    """
+
+    prompt: int
+    new: int
+    parts: dict[str, int]
+    peak: int
+    int16_keys: list[int]
+    free: int | None
+    most: int | None
+    seconds: float | None
+    tokens_per_second: float | None
+
+
 def plan(args: argparse.Namespace) -> int:
     """Estimate what generate would take with these options: memory by part, compared with what is
     free, and time, from a short run. A run that cannot fit is refused, with the greatest length
     that would fit."""
-    prompt, call = call_from(args)
-    record = check_record(args.json)
+    prompt, settings = call_from(args)
+    record_path = check_record(args.json)
     llm = options.load_model(args)
 
     from tokenswift.engine.sequence import Sequence
 
-    made = expected(
-        Sequence(llm.resources, with_model(args, llm, prompt, call)), not args.no_measure
-    )
-    give(record, made, text_of(made))
+    run = Sequence(llm.resources, request_for_model(args, llm, prompt, settings))
+    forecast = memory_forecast(run)
+    if not args.no_measure:
+        measure_time(llm, run, forecast)
+    write_results(record_path, forecast, text_of(forecast))
     return 0
 
 
-def expected(run: Any, measured: bool) -> dict[str, Any]:
-    """What a run will take: its parts of memory in bytes, their sum, what is free and the most new
-    tokens that fit it (None where the system does not tell), and seconds (None where nothing is
-    measured).
+def memory_forecast(run: Sequence) -> Forecast:
+    """The memory that a run will take; its times are not measured yet.
 
     Args:
-        run: the run, made but not begun (so it is known to fit what is free).
-        measured: whether a short run is timed.
+        run: the run, which has not begun (so it is known to fit what is free).
     """
-    from tokenswift.engine.sequence import Sequence
-    from tokenswift.engine.stream import Stream
     from tokenswift.memory import largest, needs_of
 
-    target, prompt, new, request = run.model, len(run.prompt), run.max_new_tokens, run.request
-    memory, limit = target.backend.memory(), target.rotary.limit
+    target = run.model
+    prompt = len(run.prompt)
     parts = {"weights": target.weight_bytes + target.copied_bytes}
     parts["the rest of the program"] = max(0, target.backend.memory_used() - parts["weights"])
-    parts |= {
-        f"{n.name} {n.value}": n.nbytes
-        for n in needs_of(target, run.strategy, prompt, new)
-        if n.sure
-    }
-    made = {"prompt": prompt, "new": new, "parts": parts, "peak": sum(parts.values())}
-    made["int16_keys"] = target.wide_layers
-    made |= dict.fromkeys(("free", "most", "seconds", "tokens_per_second"))
+    for need in needs_of(target, run.strategy, prompt, run.max_new_tokens):
+        if need.sure:
+            parts[f"{need.name} {need.value}"] = need.nbytes
+    memory = target.backend.memory()
+    most = None
     if memory is not None:
         most = largest(target, run.strategy, prompt, memory.free)
-        made |= {"free": memory.free, "most": most if limit is None else min(most, limit - prompt)}
-    if measured:
-        few = replace(request, max_new_tokens=min(SHORT, new), prompt=run.prompt[-NEAR:], stop=())
-        few = replace(few, ignore_eos=request.sampling.grammar is None)
-        found = Stream(Sequence(run.resources, few)).finish().metrics
-        prefill = prompt * found.prefill_seconds / min(prompt, NEAR)
-        made["tokens_per_second"] = found.tokens_per_second
-        made["seconds"] = prefill + new / found.tokens_per_second
-    return made
+        if target.rotary.limit is not None:
+            most = min(most, target.rotary.limit - prompt)
+    return {
+        "prompt": prompt,
+        "new": run.max_new_tokens,
+        "parts": parts,
+        "peak": sum(parts.values()),
+        "int16_keys": target.wide_layers,
+        "free": None if memory is None else memory.free,
+        "most": most,
+        "seconds": None,
+        "tokens_per_second": None,
+    }
 
 
-def text_of(made: dict[str, Any]) -> str:
-    """A plan as text."""
-    parts = made["parts"] | {"expected peak": made["peak"]}
+def measure_time(llm: LLM, run: Sequence, forecast: Forecast) -> None:
+    """Add to a forecast the time that a short run, of the end of the prompt, makes likely."""
+    short = replace(
+        run.request,
+        max_new_tokens=min(RUN_TOKENS, run.max_new_tokens),
+        prompt=run.prompt[-RUN_PROMPT:],
+        stop=(),
+        ignore_eos=run.request.sampling.grammar is None,
+    )
+    metrics = llm.start(short).finish().metrics
+    prompt = len(run.prompt)
+    prefill_seconds = prompt * metrics.prefill_seconds / min(prompt, RUN_PROMPT)
+    forecast["tokens_per_second"] = metrics.tokens_per_second
+    forecast["seconds"] = prefill_seconds + run.max_new_tokens / metrics.tokens_per_second
+
+
+def text_of(forecast: Forecast) -> str:
+    """A forecast as text."""
+    parts = forecast["parts"] | {"expected peak": forecast["peak"]}
     sizes = [(name, f"{size / GIGA:.3f}") for name, size in parts.items()]
-    head = f"{counted(made['prompt'], 'token')} of prompt, {counted(made['new'], 'new token')}"
-    lines = [head, "", table(("memory", "GB"), sizes, right=(1,)), ""]
-    if made["int16_keys"]:
-        lines.append(f"keys are of 16 bits in layers {', '.join(map(str, made['int16_keys']))}")
-    if made["free"] is not None:
-        fits = counted(made["most"], "new token fits", "new tokens fit")
-        lines.append(f"{made['free'] / GIGA:.1f} GB more is available now; up to {fits}")
-    if made["seconds"] is not None:
-        rate = (
-            f"{made['tokens_per_second']:.1f} tokens/s in a short run; far into a long text a "
-            f"token takes"
-        )
+    prompt = counted(forecast["prompt"], "token")
+    lines = [
+        f"{prompt} of prompt, {counted(forecast['new'], 'new token')}",
+        "",
+        table(("memory", "GB"), sizes, right=(1,)),
+        "",
+    ]
+    if forecast["int16_keys"]:
+        lines.append(f"keys are of 16 bits in layers {', '.join(map(str, forecast['int16_keys']))}")
+    if forecast["free"] is not None and forecast["most"] is not None:
+        fits = counted(forecast["most"], "new token fits", "new tokens fit")
+        lines.append(f"{forecast['free'] / GIGA:.1f} GB more is available now; up to {fits}")
+    if forecast["seconds"] is not None:
+        time = timedelta(seconds=round(forecast["seconds"]))
         lines.append(
-            f"expected time about {timedelta(seconds=round(made['seconds']))} ({rate} longer)"
+            f"expected time about {time} ({forecast['tokens_per_second']:.1f} tokens/s in a short "
+            f"run; far into a long text a token takes longer)"
         )
     return "\n".join(lines)

@@ -6,7 +6,10 @@ import os
 import sys
 from contextlib import suppress
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 #: stages (`types.OnProgress`) whose names say too little
 STAGES = {"prompt": "prefill", "write": "the model writes"}
@@ -23,8 +26,10 @@ class Stages:
 
     def __init__(self, quiet: bool = False, doing: str = "working") -> None:
         plain = os.environ.get("TERM") == "dumb" or bool(os.environ.get("NO_COLOR"))
-        self._shown, self._doing = sys.stderr.isatty() and not quiet and not plain, doing
-        self._line, self._lock = None, RLock()
+        self._is_shown = sys.stderr.isatty() and not quiet and not plain
+        self._doing = doing
+        self._line: Progress | None = None
+        self._lock = RLock()
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
         if total is not None and done >= total:
@@ -32,7 +37,7 @@ class Stages:
         of = "" if total is None else f" of {total:,}"
         text = STAGES.get(stage, stage) + (f": {done:,}{of}" if done or of else "")
         with self._lock:  # files of a model are read in several threads
-            if self._shown and self._line is None:
+            if self._is_shown and self._line is None:
                 self._line = _moving_line()
             if self._line is not None:
                 self._line.update(
@@ -40,9 +45,10 @@ class Stages:
                 )
 
     def end(self) -> None:
-        """Take the line away; what is told next has a new one."""
+        """Take the line away; the next stage has a new one."""
         with self._lock, suppress(OSError):  # the terminal may be gone
-            line, self._line = self._line, None
+            line = self._line
+            self._line = None
             if line is not None:
                 line.stop()
 
@@ -54,7 +60,7 @@ class Stages:
         self.end()
 
 
-def _moving_line() -> Any:
+def _moving_line() -> Progress:
     """A line of rich's: a bar, a text, and the time. The cursor stays: a second signal ends the
     program at once."""
     from rich.console import Console
@@ -66,11 +72,18 @@ def _moving_line() -> Any:
         TimeRemainingColumn,
     )
 
-    console = Console(file=sys.stderr, highlight=False)
-    console.show_cursor = lambda show=True: False  # type: ignore[method-assign]
-    columns = BarColumn(16), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    class ConsoleWithCursor(Console):
+        def show_cursor(self, show: bool = True) -> bool:
+            return False
+
     line = Progress(
-        *columns, TimeRemainingColumn(), console=console, redirect_stdout=False, transient=True
+        BarColumn(16),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=ConsoleWithCursor(file=sys.stderr, highlight=False),
+        redirect_stdout=False,
+        transient=True,
     )
     line.add_task("")
     line.start()

@@ -14,11 +14,15 @@ import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tokenswift.config.fields import Option
 from tokenswift.files import line_of
 from tokenswift.types import InputError
+
+if TYPE_CHECKING:
+    from tokenswift.chat.prompts import Prompt
+    from tokenswift.engine.llm import LLM
 
 logger = logging.getLogger("tokenswift")
 
@@ -42,14 +46,20 @@ TOKEN_IDS = Option("1,2,3", read=parse_token_ids, valid="integers such as 1,2,3,
 
 
 def prompt_from(args: argparse.Namespace) -> str | list[int]:
-    """The one prompt given: text, the text of a file or of standard input (``-``, or nothing else),
-    or token ids. What a pipe brings beside an argument stands before it."""
-    text, file = (None, "-") if args.prompt == "-" else (args.prompt, args.prompt_file)
+    """The one prompt of the command line: text, the text of a file or of standard input (``-``, or
+    nothing else), or token ids. What a pipe brings together with PROMPT stands before it.
+
+    Raises:
+        InputError: there is none, or several, or an empty one; or a file cannot be read.
+    """
+    text, file = args.prompt, args.prompt_file
+    if args.prompt == "-":
+        text, file = None, "-"
     sources = {"PROMPT": text, "--prompt-file": file, "--prompt-ids": args.prompt_ids}
-    given = [name for name, value in sources.items() if value is not None]
-    piped = piped_text(text is not None) if given in ([], ["PROMPT"]) else None
-    if len(given) > 1 or (not given and piped is None):
-        what = " and ".join(given) or "no prompt"
+    names = [name for name, value in sources.items() if value is not None]
+    piped = piped_text(text is not None) if names in ([], ["PROMPT"]) else None
+    if len(names) > 1 or (not names and piped is None):
+        what = " and ".join(names) or "no prompt"
         valid = f"one of {', '.join(sources)}, or a pipe (- reads standard input)"
         raise InputError(f"{what} given; valid: {valid}")
     if file is not None:
@@ -58,25 +68,24 @@ def prompt_from(args: argparse.Namespace) -> str | list[int]:
         text = f"{piped}\n\n{text}" if text else piped
     prompt = args.prompt_ids or text
     if not prompt:
-        raise InputError(
-            f"{given[0] if given else 'standard input'} is empty; valid: at least one token"
-        )
+        name = names[0] if names else "standard input"
+        raise InputError(f"{name} is empty; valid: at least one token")
     return prompt
 
 
-def piped_text(beside: bool) -> str | None:
+def piped_text(has_prompt: bool) -> str | None:
     """The text of a pipe or a file at standard input; None: it is a terminal, a device, or closed.
 
     Args:
-        beside: an argument is the prompt already. A socket, which programs that start this one may
-            leave open for ever, is not read then.
+        has_prompt: an argument is the prompt already. A socket, which programs that start this one
+            may leave open for ever, is not read then.
     """
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):
         return None
-    waits = stat.S_ISFIFO(mode) or (stat.S_ISSOCK(mode) and not beside)
-    if waits and beside:  # whoever started this may have left it open
+    waits = stat.S_ISFIFO(mode) or (stat.S_ISSOCK(mode) and not has_prompt)
+    if waits and has_prompt:  # whoever started this may have left it open
         logger.info("reading standard input, which stands before PROMPT (</dev/null leaves it out)")
     return read_named("-", "standard input") if waits or stat.S_ISREG(mode) else None
 
@@ -114,13 +123,15 @@ class System:
     )
 
 
-def shaped(args: argparse.Namespace, llm: Any, prompt: str | list[int]) -> tuple[Any, str]:
+def prompt_for_model(
+    args: argparse.Namespace, llm: LLM, prompt: str | list[int]
+) -> tuple[Prompt, str]:
     """The prompt as ``LLM.generate`` takes it, and a line that says how it was taken.
 
     Returns:
         chat messages when it is to be answered, else the prompt itself.
     Raises:
-        InputError: a chat is asked for and the model has no template.
+        InputError: there is a system prompt and the model has no chat template.
     """
     if not isinstance(prompt, str):
         return prompt, "prompt: token ids, continued as they are"
@@ -130,21 +141,24 @@ def shaped(args: argparse.Namespace, llm: Any, prompt: str | list[int]) -> tuple
         check_template(llm, "--system")
     elif not llm.has_chat_template:
         return prompt, "prompt: continued as it is (the model has no chat template)"
-    told = "prompt: answered, through the model's chat template (--continue continues it instead)"
-    return asking(args.system, prompt), told
+    line = "prompt: answered, through the model's chat template (--continue continues it instead)"
+    return conversation(args.system, prompt), line
 
 
-def check_template(llm: Any, what: str) -> None:
-    """Refuse a model without a chat template; ``what`` asks for one."""
+def check_template(llm: LLM, what: str) -> None:
+    """Refuse a model without a chat template; ``what`` needs one."""
     if not llm.has_chat_template:
         raise InputError(
             f"{what} needs a chat template, and the model {llm.name} has none; valid: a model "
-            f"made for chat, "
-            f"or tokenswift generate --continue"
+            f"made for chat, or tokenswift generate --continue"
         )
 
 
-def asking(system: str | None, text: str) -> list[dict[str, str]]:
-    """A conversation that begins with a text of the user."""
-    before = [] if system is None else [{"role": "system", "content": system}]
-    return [*before, {"role": "user", "content": text}]
+def conversation(system: str | None, text: str) -> list[dict[str, str]]:
+    """A conversation that begins with a text of the user, after the system prompt."""
+    return [*system_messages(system), {"role": "user", "content": text}]
+
+
+def system_messages(system: str | None) -> list[dict[str, str]]:
+    """The messages that stand before a conversation."""
+    return [] if system is None else [{"role": "system", "content": system}]

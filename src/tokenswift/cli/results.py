@@ -43,9 +43,8 @@ def check_writable(option: str, name: str | Path, kind: str = "file") -> Path:
         if not str(name):
             raise OSError(0, "it is empty")
         if kind == "folder":
-            TemporaryFile(
-                dir=next(one for one in (path, *path.absolute().parents) if one.exists())
-            ).close()
+            parents = (path, *path.absolute().parents)
+            TemporaryFile(dir=next(parent for parent in parents if parent.exists())).close()
         elif kind == "regular file" or not (path.is_fifo() or path.is_char_device()):
             if path.exists() and not path.is_file():
                 raise OSError(0, "it is not a regular file")
@@ -72,38 +71,40 @@ class TextSink:
         echo: write to standard output too.
 
     Attributes:
-        text: all that it was given.
-        kept: where the text so far is, in words.
+        text: all text so far.
+        location: where it is, in words.
     """
 
     def __init__(self, path: Path | None, echo: bool = True) -> None:
         self.text = ""
-        self.kept = "the text so far is on standard output" if echo else "no text was kept"
-        self._path, self._echo, self._last = path, echo, "\n"
+        self.location = "the text so far is on standard output" if echo else "no text was kept"
+        self._path = path
+        self._echo = echo
+        self._last_echoed = "\n"
         self._file: IO[str] | None = None
 
     def write(self, text: str, again: bool = False) -> None:
         """Pass on a piece of text, flushed.
 
         Args:
-            again: it is of an earlier session: for the file alone.
+            again: an earlier session has shown it: for the file alone.
         Raises:
             RunError: the file cannot be written any more (no space left, say).
             BrokenPipeError: as :func:`say`.
         """
         self.text += text
         if self._path is not None:
-            self._keep(self._path, text)
+            self._append(self._path, text)
         if text and self._echo and not again:
-            self._last = "\n"  # until it is written
+            self._last_echoed = "\n"  # until it is written
             say(text)
-            self._last = text
+            self._last_echoed = text
 
-    def _keep(self, path: Path, text: str) -> None:
+    def _append(self, path: Path, text: str) -> None:
         try:
             if self._file is None:
                 self._file = path.open("w", encoding="utf-8", newline="")
-                self.kept = f"the text so far is in {path}"
+                self.location = f"the text so far is in {path}"
             self._file.write(text)
             self._file.flush()
         except OSError as error:
@@ -115,24 +116,27 @@ class TextSink:
         """End the last line on standard output and close the file."""
         if self._file is not None:
             self._file.close()
-        if not self._last.endswith("\n"):
-            self._last = "\n"
+        if not self._last_echoed.endswith("\n"):
+            self._last_echoed = "\n"
             say("\n")
 
 
-def give(record: Path | None, made: Mapping[str, object], text: str) -> None:
-    """Write a record where one is asked for, and the text unless the record takes its place.
+def write_results(path: Path | None, record: Mapping[str, object], text: str) -> None:
+    """Write a record where the command line wants one, and the text unless the record takes its
+    place.
 
+    Args:
+        path: of the record; None: there is to be none.
     Raises: as :func:`write_json`.
     """
-    if record is not None:
-        write_json(record, made)
-    if record != STDOUT:
+    if path is not None:
+        write_json(path, record)
+    if path != STDOUT:
         say(text + "\n")
 
 
 def write_json(path: Path, *records: Mapping[str, object]) -> None:
-    """Write records, a line each; into a file whole or not at all.
+    """Write records, a line each; a file gets all of them or stays as it was.
 
     Raises:
         RunError: no space left or no right to write; what was on standard output stays there.
@@ -143,7 +147,7 @@ def write_json(path: Path, *records: Mapping[str, object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a whole text: to standard output, into a pipe or a device, or over a regular file or
+    """Write a text: to standard output, into a pipe or a device, or over a regular file or
     none.
 
     Raises: as :func:`write_json`.
@@ -163,11 +167,11 @@ def write_text(path: Path, text: str) -> None:
         ) from error
 
 
-def drafted(result: Generation) -> str:
+def drafting_summary(result: Generation) -> str:
     """What drafted, tokens a pass, and how many times as fast as passes without drafts that was,
     where there were some; "" where no draft was accepted."""
-    counts = sorted(result.token_sources.items(), key=lambda source: -source[1])
-    names = [name for name, count in counts if count and name != "target"]
+    most_first = sorted(result.token_sources.items(), key=lambda source: -source[1])
+    names = [name for name, count in most_first if count and name != "target"]
     if not names:
         return ""
     text = f"; {' and '.join(names)}: {result.metrics.mean_acceptance_length:.1f} tokens a pass"
@@ -182,21 +186,20 @@ def summary(result: Generation, verbose: bool = False) -> str:
     Args:
         verbose: prefill, passes, acceptance and why it was drafted so, too.
     """
-    m = result.metrics
+    metrics = result.metrics
     text = counted(len(result.token_ids), "token")
-    text += f" in {m.seconds:.1f} s ({m.tokens_per_second:.1f} tokens/s)"
-    if verbose or m.prefill_seconds >= READING_SECONDS:
-        text += (
-            f", after {m.prefill_seconds:.1f} s for a prompt of "
-            f"{counted(result.prompt_tokens, 'token')}"
-        )
-    text += f"; {ENDINGS[result.finish_reason]}{drafted(result)}"
+    text += f" in {metrics.seconds:.1f} s ({metrics.tokens_per_second:.1f} tokens/s)"
+    if verbose or metrics.prefill_seconds >= READING_SECONDS:
+        prompt = counted(result.prompt_tokens, "token")
+        text += f", after {metrics.prefill_seconds:.1f} s for a prompt of {prompt}"
+    text += f"; {ENDINGS[result.finish_reason]}{drafting_summary(result)}"
     if verbose:
-        text += f"; {counted(m.steps, 'pass', 'passes')}, acceptance rate {m.acceptance_rate:.2f} "
-        text += f"(n-grams {m.ngram_acceptance_rate:.2f})"
+        text += f"; {counted(metrics.steps, 'pass', 'passes')}"
+        text += f", acceptance rate {metrics.acceptance_rate:.2f} "
+        text += f"(n-grams {metrics.ngram_acceptance_rate:.2f})"
         if result.drafting is not None:
             text += f"; {result.drafting['summary']}"
-    if m.loop is not None:
-        pattern = f"{counted(m.loop.size, 'token')} again and again"
-        text += f"; the text repeats itself from token {m.loop.start} on ({pattern})"
+    if metrics.loop is not None:
+        pattern = f"{counted(metrics.loop.size, 'token')} again and again"
+        text += f"; the text repeats itself from token {metrics.loop.start} on ({pattern})"
     return text if result.lossless else f"{text}; NOT LOSSLESS (published acceptance rule)"

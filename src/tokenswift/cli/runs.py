@@ -64,7 +64,7 @@ def resume(args: argparse.Namespace) -> int:
     state = folders.load_whole(folder)
     if is_finished(state, args.max_new_tokens, args.on_loop):
         if args.json is None and folders.has_text(folder, state.text + state.tail):
-            logger.info("%s", finished(folder, state))
+            logger.info("%s", finished_line(folder, state))
             return 0
     names = models_of(state)
     check_written_apart(args, [Input("the run's model", Path(name)) for name in names])
@@ -87,31 +87,31 @@ def is_finished(state: RunState, max_new_tokens: int | None, on_loop: str | None
     Raises:
         InputError: the run has more tokens than it is to have.
     """
-    has = len(state.tokens)
-    most = state.session.max_new_tokens if max_new_tokens is None else max_new_tokens
-    if most < has:
-        line = f"max_new_tokens is {most}; the run has {counted(has, 'token')} already"
+    token_count = len(state.tokens)
+    limit = state.session.max_new_tokens if max_new_tokens is None else max_new_tokens
+    if limit < token_count:
+        line = f"max_new_tokens is {limit}; the run has {counted(token_count, 'token')} already"
         raise InputError(f"{line}; valid: at least as many", "max_new_tokens")
     if state.end is None:
         return False
     ended_for_good = state.end.reason in ("eos", "stop")
     stays_at_loop = state.end.reason == "loop" and on_loop != "report"
-    return ended_for_good or stays_at_loop or most == has
+    return ended_for_good or stays_at_loop or limit == token_count
 
 
-def finished(folder: Path, state: RunState) -> str:
-    """What is said of a finished run: its tokens, why it ended, and how to see its text."""
+def finished_line(folder: Path, state: RunState) -> str:
+    """A line about a finished run: its tokens, why it ended, and how to see its text."""
     reason = "" if state.end is None else f", {ENDINGS[state.end.reason]}"
-    has = counted(len(state.tokens), "token")
-    return f"{folder} is finished ({has}{reason}); tokenswift runs {folder} --text prints it"
+    tokens = counted(len(state.tokens), "token")
+    return f"{folder} is finished ({tokens}{reason}); tokenswift runs {folder} --text prints it"
 
 
 def models_of(state: RunState) -> list[str]:
-    """The names of the model of a run and of what drafts for it, as far as it says them."""
-    how = state.header.model
-    if how is None:
+    """The names of the model of a run and of what drafts for it, as far as its journal has them."""
+    model = state.header.model
+    if model is None:
         return []
-    names = (how.model, how.heads, how.eagle, state.session.options.get("draft_model"))
+    names = (model.model, model.heads, model.eagle, state.session.options.get("draft_model"))
     return [str(name) for name in names if name not in (None, "auto", "none")]
 
 
@@ -122,27 +122,24 @@ def list_runs(args: argparse.Namespace) -> int:
     from tokenswift.runs.lists import COLUMNS, cells, summaries
 
     folder = Path(args.folder).expanduser()
-    record, text = check_record(args.json), check_record(args.text, "--text")
-    if text is not None:
+    record_path = check_record(args.json)
+    text_path = check_record(args.text, "--text")
+    if text_path is not None:
         contents, state = folders.load(folder)
         if contents.damaged:
             logger.warning(
                 "the journal is damaged at byte %d; what is before it is taken", contents.good
             )
-        end = "\n" if text == STDOUT and sys.stdout.isatty() else ""
-        write_text(text, state.text + state.tail + end)
+        end = "\n" if text_path == STDOUT and sys.stdout.isatty() else ""
+        write_text(text_path, state.text + state.tail + end)
         return 0
     rows = summaries(folder)
-    if record is not None:
-        write_json(record, *rows)
-    if record != STDOUT:
+    text = f"no runs in {on_one_line(args.folder)}"
+    if rows:
         lines = [[cells(row).get(column, "") for column in COLUMNS] for row in rows]
-        say(
-            (
-                table(tuple(COLUMNS), lines, right=range(2, 8))
-                if rows
-                else f"no runs in {on_one_line(args.folder)}"
-            )
-            + "\n"
-        )
+        text = table(tuple(COLUMNS), lines, right=range(2, 8))
+    if record_path is not None:
+        write_json(record_path, *rows)
+    if record_path != STDOUT:
+        say(text + "\n")
     return 0

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     a page at /. It listens on this machine only, unless --host and --api-key-file are given.
     SIGTERM or Ctrl-C stops it between two steps, a second one at once; the exit code after SIGTERM
     is 0."""
-    settings = Settings(**{one.name: getattr(args, one.name) for one in fields(Settings)})
+    settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
     for name in ("fastapi", "uvicorn"):
         if find_spec(name) is None:
             raise InputError(
@@ -43,21 +43,26 @@ def run(args: argparse.Namespace) -> int:
         check_writable("--run-dir", settings.run_dir, "folder")
     options.check_model_options(args)
 
-    with held(settings) as taken:  # what cannot be had is said before the model is loaded
-        with loading(taken, settings):
+    with held(settings) as address:  # one that cannot be had is refused before the model is loaded
+        with loading(address, settings):
             llm = options.load_model(args)
             from tokenswift.serve.app import Server
 
-            llm.generate(
-                [0, 0], 2, ignore_eos=True
-            )  # compiles what the first client would wait for
-        server = Server(llm, settings, taken)
+            # compiles what the first client would wait for
+            llm.generate([0, 0], 2, ignore_eos=True)
+        server = Server(llm, settings, address)
         server.run()
-    left = server.answers.left
-    they = "1 answer is kept; it goes" if left == 1 else f"{left} answers are kept; they go"
-    kept = f"{they} on with: tokenswift serve --run-dir {settings.run_dir}" if left else ""
+    answers = unfinished_answers(server.answers.left, settings.run_dir)
     if server.number not in (0, SIGTERM):
-        raise Interrupted(server.number, kept)
+        raise Interrupted(server.number, answers)
     if server.number:  # the usual end of a server, and no error
-        logger.info("ended%s", f"; {kept}" if kept else "")
+        logger.info("ended%s", f"; {answers}" if answers else "")
     return 0 if server.started else 1
+
+
+def unfinished_answers(count: int, folder: str | None) -> str:
+    """How the answers that are kept unfinished go on, in words; "" where there are none."""
+    if not count:
+        return ""
+    answers = "1 answer is kept; it goes" if count == 1 else f"{count} answers are kept; they go"
+    return f"{answers} on with: tokenswift serve --run-dir {folder}"

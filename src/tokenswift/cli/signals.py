@@ -7,10 +7,13 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TypeAlias
 
 from tokenswift.files import line_of
 from tokenswift.types import InputError, RunError
+
+#: what `signal.signal` takes and gives back
+Handler: TypeAlias = "Callable[[int, FrameType | None], object] | int | signal.Handlers | None"
 
 #: words of torch's and the system's errors when memory ran out
 OUT_OF_MEMORY = (
@@ -29,16 +32,19 @@ class Interrupted(KeyboardInterrupt):
     """A signal ended the run between two steps.
 
     Args:
-        number: of the signal.
-        kept: what is kept, in words.
+        number: the signal's.
+        what_is_kept: in words.
 
     Attributes:
-        code: the exit code, 128 + the signal's number.
+        number: the signal's.
+        code: the exit code, 128 + that number.
     """
 
-    def __init__(self, number: int, kept: str = "") -> None:
-        super().__init__("; ".join(filter(None, (WORDS[signal.Signals(number)], kept))))
-        self.number, self.code = number, 128 + number
+    def __init__(self, number: int, what_is_kept: str = "") -> None:
+        parts = (WORDS[signal.Signals(number)], what_is_kept)
+        super().__init__("; ".join(filter(None, parts)))
+        self.number = number
+        self.code = 128 + number
 
 
 class Signals:
@@ -55,16 +61,16 @@ class Signals:
     def __init__(self) -> None:
         self.number = 0
         self._stepping = False
-        self._before: dict[int, Any] = {}
+        self._earlier_handlers: dict[int, Handler] = {}
 
     def __enter__(self) -> Signals:
         for number in WORDS:
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                self._before[number] = signal.signal(number, self._take)
+                self._earlier_handlers[number] = signal.signal(number, self._take)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._earlier_handlers.items():
             signal.signal(number, handler)
 
     def check(self) -> None:
@@ -97,9 +103,11 @@ def reason(error: BaseException) -> str:
 
 
 @contextmanager
-def keeping(kept: Callable[[], str]) -> Iterator[Signals]:
-    """Hear signals inside, and have whatever ends the block early say what is kept.
+def saying_what_is_kept(what_is_kept: Callable[[], str]) -> Iterator[Signals]:
+    """Hear signals inside; whatever ends the block early says what is kept.
 
+    Args:
+        what_is_kept: says so in words, when it is called.
     Raises:
         Interrupted: by a signal.
         RunError: of anything else but bad input and a pipe that is closed.
@@ -110,10 +118,9 @@ def keeping(kept: Callable[[], str]) -> Iterator[Signals]:
         except InputError:
             raise
         except (KeyboardInterrupt, Exception) as error:
-            if signals.number or isinstance(
-                error, KeyboardInterrupt
-            ):  # a hung up terminal takes no text
-                raise Interrupted(signals.number or signal.SIGINT, kept()) from None
+            # a terminal that hung up takes no text: its error comes after the signal
+            if signals.number or isinstance(error, KeyboardInterrupt):
+                raise Interrupted(signals.number or signal.SIGINT, what_is_kept()) from None
             if isinstance(error, BrokenPipeError) or "kept" in str(error):
                 raise
-            raise RunError(f"{reason(error)}; {kept()}") from error
+            raise RunError(f"{reason(error)}; {what_is_kept()}") from error

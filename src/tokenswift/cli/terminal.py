@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Container, Iterable, Sequence
 from copy import copy
-from typing import IO
+from typing import IO, TextIO
 
 from tokenswift.files import line_of
 from tokenswift.types import RunError
@@ -28,7 +28,7 @@ def visible(text: str) -> str:
     Each character is looked at by itself, so a text may come in any pieces; JSON stays the same
     JSON.
     """
-    return COMMANDING.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    return COMMANDING.sub(lambda character: json.dumps(character[0])[1:-1], text)
 
 
 def on_one_line(text: str) -> str:
@@ -41,22 +41,23 @@ def shown_on(stream: IO[str], text: str) -> str:
     return visible(text) if stream.isatty() else text
 
 
-class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
+class LogHandler(logging.StreamHandler[TextIO]):
     """Log lines on standard error as it is now (above a line of progress, say). They command no
-    terminal, also where a file of them is read on one later, and a name that is told cannot look
-    like another line."""
+    terminal, also where a file of them is read on one later, and a name in a line cannot look like
+    another line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
         super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        told = copy(record)
-        if isinstance(told.args, tuple):
-            told.args = tuple(
-                arg if isinstance(arg, int | float) else on_one_line(str(arg)) for arg in told.args
+        safe_record = copy(record)
+        if isinstance(record.args, tuple):
+            safe_record.args = tuple(
+                arg if isinstance(arg, int | float) else on_one_line(str(arg))
+                for arg in record.args
             )
-        return visible(super().format(told))
+        return visible(super().format(safe_record))
 
 
 def say(text: str) -> None:
@@ -78,24 +79,25 @@ def say(text: str) -> None:
 def usable_streams() -> bool:
     """Make both output streams usable; whether standard output is open."""
     is_open = sys.stdout is not None
-    while (null := os.open(os.devnull, os.O_RDWR)) < 3:
-        # closed by the shell: a file of the run would get the number, and what libraries print
-        pass
-    os.close(null)
+    handle = os.open(os.devnull, os.O_RDWR)
+    while handle < 3:
+        # a stream that the shell closed: a file of the run would get its number, and what libraries
+        # print; so the number stays taken
+        handle = os.open(os.devnull, os.O_RDWR)
+    os.close(handle)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="replace"
-            )  # a terminal that lacks a character is no reason to stop
+            # a terminal that lacks a character is no reason to stop
+            stream.reconfigure(errors="replace")
     return is_open
 
 
 def flush() -> None:
-    """Throw away what cannot be written of standard output: the interpreter would fail at its
-    exit."""
+    """Write what standard output still holds, or throw it away: at its exit the interpreter would
+    fail."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -114,12 +116,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Container[i
     from rich.console import Console
     from rich.table import Table
 
-    made = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for place, name in enumerate(head):
-        made.add_column(name, justify="right" if place in right else "left", no_wrap=True)
+    rich_table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column, name in enumerate(head):
+        rich_table.add_column(name, justify="right" if column in right else "left", no_wrap=True)
     for row in rows:
-        made.add_row(*map(on_one_line, row))
+        rich_table.add_row(*map(on_one_line, row))
     console = Console(width=10_000, color_system=None, markup=False, emoji=False)
     with console.capture() as shown:
-        console.print(made)
+        console.print(rich_table)
     return "\n".join(line.rstrip() for line in shown.get().splitlines())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +14,8 @@ from tokenswift.cli import options
 from tokenswift.cli.declare import Subparsers, add_options, command
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.results import check_writable
-from tokenswift.cli.signals import keeping
-from tokenswift.config.fields import SHOWN, AtLeast, Option
+from tokenswift.cli.signals import saying_what_is_kept
+from tokenswift.config.fields import SHOWN, AtLeast, Option, field_types
 from tokenswift.config.loading import LoadConfig
 from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.loader.default_model import DEFAULT, cache_dir
@@ -23,10 +24,11 @@ from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions
 from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
-#: fields of `train.options.TrainingOptions` and `DataOptions` that are no options of their own
-ASIDE = ("data", "targets", "seed", "bf16")
-WIDTH = 64  # of eagle, that a head of its attention takes
-CUDA = {"tokens": 4_000_000, "sequence_length": 8192, "write_batch": 32}
+#: fields of `TrainingOptions` and `DataOptions` that are no options of their own
+SET_OTHERWISE = ("data", "targets", "seed", "bf16")
+HEAD_WIDTH = 64  # of eagle's attention
+#: defaults of a CUDA device
+CUDA_DEFAULTS = {"tokens": 4_000_000, "sequence_length": 8192, "write_batch": 32}
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Drafter(options.Quiet):
     num_heads: Annotated[int, AtLeast(1), SHOWN] = 3
     inner: Annotated[int, AtLeast(0, "at least 0 (0: no hidden layer)")] = 1024
     depths: Annotated[int, AtLeast(1)] = 3
-    hidden: Annotated[int, AtLeast(WIDTH)] = 768
+    hidden: Annotated[int, AtLeast(HEAD_WIDTH)] = 768
     data: Annotated[str, Option("PATH", shown=True)] = "self"
     work: Annotated[Path | None, Option("DIR", shown=True)] = None
     dtype: Annotated[str, SHOWN] = "auto"
@@ -66,12 +68,12 @@ class Drafter(options.Quiet):
 
 def add_parser(subparsers: Subparsers) -> None:
     """Register the subcommand."""
-    words = "train an EAGLE-3 drafter or draft heads for a model"
-    parser = command(subparsers, "train", run, words)
+    summary = "train an EAGLE-3 drafter or draft heads for a model"
+    parser = command(subparsers, "train", run, summary)
     add_options(parser, Drafter)
     group = parser.add_argument_group("training (defaults of the kind eagle)")
     for kind in (DataOptions, TrainingOptions):
-        names = [one.name for one in fields(kind) if one.name not in ASIDE]
+        names = [field.name for field in fields(kind) if field.name not in SET_OTHERWISE]
         add_options(group, kind, names, unset=True, **RECIPES["eagle"])
     title = "sampling (what the model writes, and the distribution that is learnt)"
     options.add_sampling_options(parser, title, plain=True)
@@ -88,8 +90,8 @@ def run(args: argparse.Namespace) -> int:
     processes it, from hidden states that the model makes of the data once. The same command resumes
     an interrupted training."""
     check_choice("kind", args.kind, tuple(RECIPES))
-    if args.hidden % WIDTH:
-        raise InputError(f"hidden is {args.hidden}; valid: a multiple of {WIDTH}", "hidden")
+    if args.hidden % HEAD_WIDTH:
+        raise InputError(f"hidden is {args.hidden}; valid: a multiple of {HEAD_WIDTH}", "hidden")
     if args.out is None:
         args.out = place_for(args.model, args.kind)
         args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -101,21 +103,29 @@ def run(args: argparse.Namespace) -> int:
     from tokenswift.train.eagle import train_eagle
     from tokenswift.train.heads import train_heads
 
-    def kept() -> str:
+    def what_is_kept() -> str:
         if not job.work.is_dir():
             return "nothing was kept"
         return f"what is done so far is kept in {job.work}; the same command resumes it"
 
-    with keeping(kept), Stages(args.quiet) as stages:
+    with saying_what_is_kept(what_is_kept), Stages(args.quiet) as stages:
         llm = LLM(args.model, dtype, device, heads=None, eagle=None, on_progress=stages)
         if args.kind == "eagle":
             notes = train_eagle(
                 llm, job, logger.info, stages, depths=args.depths, hidden=args.hidden
             )
         else:
-            how = {"kind": args.kind, "count": args.num_heads, "inner": args.inner}
-            notes = train_heads(llm, job, logger.info, stages, **how)
-    logger.info("wrote %s: %s", args.out, ", ".join(f"{k} {v}" for k, v in notes.items()))
+            notes = train_heads(
+                llm,
+                job,
+                logger.info,
+                stages,
+                kind=args.kind,
+                count=args.num_heads,
+                inner=args.inner,
+            )
+    figures = ", ".join(f"{name} {value}" for name, value in notes.items())
+    logger.info("wrote %s: %s", args.out, figures)
     return 0
 
 
@@ -132,20 +142,28 @@ def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
 
     check_name(args.model)
     device = check_place(LoadConfig(args.dtype, args.device))
-    usual = SamplingParams(**{**NEUTRAL, "temperature": 0.8}) if args.kind == "eagle" else None
-    sampling = options.sampling_from(args, usual)
+    eagles = SamplingParams(**{**NEUTRAL, "temperature": 0.8})
+    sampling = options.sampling_from(args, eagles if args.kind == "eagle" else None)
     work = check_writable("--work", args.work or f"{args.out}.work", "folder")
     if args.data != "self":
         files_of(args.data)
-    chosen: dict[str, Any] = {"loss_vocabulary": 4096} | ({} if device == "cpu" else CUDA)
-    chosen |= RECIPES[args.kind] | {
-        name: value for name, value in vars(args).items() if value is not None
-    }
-    chosen |= {"seed": sampling.seed, "bf16": native_bfloat16(device)}
-    data, training = (
-        {one.name: chosen[one.name] for one in fields(kind) if one.name in chosen}
-        for kind in (DataOptions, TrainingOptions)
+    values: dict[str, Any] = {"loss_vocabulary": 4096}
+    values |= {} if device == "cpu" else CUDA_DEFAULTS
+    values |= RECIPES[args.kind]
+    values |= {name: value for name, value in vars(args).items() if value is not None}
+    values |= {"seed": sampling.seed, "bf16": native_bfloat16(device)}
+    job = Job(
+        data=DataOptions(**values_of(DataOptions, values)),
+        training=TrainingOptions(**values_of(TrainingOptions, values)),
+        out=args.out,
+        work=work,
+        name=Path(args.model).name,
+        sampling=sampling,
     )
-    name = Path(args.model).name
-    job = Job(DataOptions(**data), TrainingOptions(**training), args.out, work, name, sampling)
     return job, args.dtype, device
+
+
+def values_of(options_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values that are fields of a class of options."""
+    names = field_types(options_class)
+    return {name: values[name] for name in names if name in values}

@@ -8,16 +8,18 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenswift.checks import counted
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.results import STDOUT, TextSink, summary, write_json
-from tokenswift.cli.signals import keeping
+from tokenswift.cli.signals import Signals, saying_what_is_kept
 from tokenswift.engine.request import Request, record_of
-from tokenswift.types import Generation, RunError
+from tokenswift.types import Generation, RunError, Step
 
 if TYPE_CHECKING:
+    from tokenswift.engine.llm import LLM
+    from tokenswift.engine.prefix_cache import PrefixCache
     from tokenswift.runs.records import RunState
 
 
@@ -26,70 +28,108 @@ logger = logging.getLogger("tokenswift")
 
 def write(
     args: argparse.Namespace,
-    llm: Any,
+    llm: LLM,
     request: Request,
-    before: RunState | None,
+    earlier: RunState | None,
     file: Path | None = None,
 ) -> None:
     """Run a request: its text, summary and record go where the options have them.
 
     Args:
-        before: as of :func:`stream`.
+        earlier: as of :func:`stream`.
         file: for the text.
     """
     sink = TextSink(file, echo=args.json != str(STDOUT))
-    result = stream(llm, request, sink, args.quiet, before)
+    result = stream(llm, request, sink, args.quiet, earlier)
     logger.info("%s", summary(result, args.verbose))
     if args.json is not None:
-        made = record_of(llm, result, request)
-        write_json(Path(args.json).expanduser(), made)
+        write_json(Path(args.json).expanduser(), record_of(llm, result, request))
 
 
 def stream(
-    llm: Any,
+    llm: LLM,
     request: Request,
     sink: TextSink,
     quiet: bool,
-    before: RunState | None = None,
-    known: Any = None,
+    earlier: RunState | None = None,
+    prefixes: PrefixCache | None = None,
 ) -> Generation:
     """Run a request with its text and progress shown.
 
     Args:
-        before: the run as it is in its folder, when there is one to go on with.
-        known: what was prefilled already, as of ``LLM.start``.
+        earlier: the run as it is in its folder, when there is one to go on with.
+        prefixes: what is prefilled already, as of ``LLM.start``.
     Raises:
         KeyboardInterrupt, RunError: saying what was kept of the text, and how to go on.
     """
-    go_on = (
-        "" if request.run_dir is None else f"; continue with: tokenswift resume {request.run_dir}"
-    )
-    tokens, live = 0 if before is None else len(before.tokens), sys.stdout.isatty()
-    sink.write("" if before is None else before.text, again=True)
-
-    def kept() -> str:
-        stages.end()
-        return f"{counted(tokens, 'token was', 'tokens were')} written, {sink.kept}{go_on}"
-
+    shown_run = ShownRun(request, sink, Stages(quiet, "starting"), earlier)
     try:
-        with Stages(quiet, "starting") as stages, keeping(kept) as signals:
-            with llm.start(replace(request, on_progress=stages), known) as steps:
-                for step in steps:
-                    if live:  # the text itself shows how far it is
-                        stages.end()
-                    else:
-                        stages("generate", tokens, request.max_new_tokens)
-                    sink.write(step.text)
-                    tokens += len(step.token_ids)
-                    signals.check()
-                result = steps.result
-            sink.write(
-                result.text[len(sink.text) :]
-            )  # what an earlier session held back; makes the file
-            sink.close()
+        with shown_run.stages, saying_what_is_kept(shown_run.what_is_kept) as signals:
+            result = shown_run.finish(llm, prefixes, signals)
     except BrokenPipeError as error:
-        raise RunError(f"standard output was closed; nothing more was generated{go_on}") from error
+        message = "standard output was closed; nothing more was generated"
+        raise RunError(message + shown_run.how_to_go_on) from error
     finally:
         with suppress(OSError):
             sink.close()
     return result
+
+
+class ShownRun:
+    """A request that is run, its text and progress shown.
+
+    Args:
+        request: what is run.
+        sink: where its text goes.
+        stages: the line of progress.
+        earlier: the run as it is in its folder; None for a new one.
+
+    Attributes:
+        token_count: tokens written so far, those of earlier sessions among them.
+        how_to_go_on: the end of a line about a run that stopped early; "" where nothing is kept.
+    """
+
+    def __init__(
+        self, request: Request, sink: TextSink, stages: Stages, earlier: RunState | None
+    ) -> None:
+        self.request = request
+        self.sink = sink
+        self.stages = stages
+        self.token_count = 0 if earlier is None else len(earlier.tokens)
+        self.how_to_go_on = ""
+        if request.run_dir is not None:
+            self.how_to_go_on = f"; continue with: tokenswift resume {request.run_dir}"
+        self._text_is_seen = sys.stdout.isatty()
+        sink.write("" if earlier is None else earlier.text, again=True)
+
+    def finish(self, llm: LLM, prefixes: PrefixCache | None, signals: Signals) -> Generation:
+        """Run it to its end.
+
+        Raises:
+            Interrupted: a signal came.
+        """
+        request = replace(self.request, on_progress=self.stages)
+        with llm.start(request, prefixes) as steps:
+            for step in steps:
+                self.show(step)
+                signals.check()
+            result = steps.result
+        # what an earlier session held back; and a text of nothing makes its file, too
+        self.sink.write(result.text[len(self.sink.text) :])
+        self.sink.close()
+        return result
+
+    def show(self, step: Step) -> None:
+        """Show a step's text, and how far the run is where the text itself does not show it."""
+        if self._text_is_seen:
+            self.stages.end()
+        else:
+            self.stages("generate", self.token_count, self.request.max_new_tokens)
+        self.sink.write(step.text)
+        self.token_count += len(step.token_ids)
+
+    def what_is_kept(self) -> str:
+        """What is kept of the text so far, in words; the line of progress ends."""
+        self.stages.end()
+        count = counted(self.token_count, "token was", "tokens were")
+        return f"{count} written, {self.sink.location}{self.how_to_go_on}"
