@@ -14,7 +14,7 @@ import torch
 
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.train.test_train import D, V, filled, frozen, full_run, small, words
-from tokenswift.cli.train import CUDA
+from tokenswift.cli.train import CUDA_DEFAULTS
 from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.speculation.heads.config import HeadsConfig
@@ -50,7 +50,9 @@ def test_linear_heads_have_the_papers_recipe() -> None:
 @pytest.mark.parametrize("name", ["tokens", "sequence_length", "write_batch"])
 def test_help_says_the_defaults_that_there_are(name: str) -> None:
     default = getattr(DataOptions("self"), name)
-    defaults = f"(default {default:,}; CUDA {CUDA[name]:,})".replace("8,192", "8192")
+    defaults = f"(default {default:,}; CUDA_DEFAULTS {CUDA_DEFAULTS[name]:,})".replace(
+        "8,192", "8192"
+    )
     assert defaults in str(DataOptions.__doc__)
 
 
