@@ -49,11 +49,17 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 def meant(given: object, words: Iterable[str]) -> str:
     """What a refusal ends with: the word that was probably meant, if any."""
-    named = {word.lstrip("-"): word for word in words}
-    begun = given.lower().lstrip("-") if isinstance(given, str) else ""
-    found = [name for name in named if len(begun) > 2 and name.startswith(begun)]
-    found = found or get_close_matches(begun, named, n=1)
-    return f"; did you mean {named[found[0]]}?" if found and named[found[0]] != given else ""
+    if not isinstance(given, str):
+        return ""
+    by_name = {word.lstrip("-"): word for word in words}
+    wrong = given.lower().lstrip("-")
+    names = [name for name in by_name if len(wrong) > 2 and name.startswith(wrong)]
+    # "torch_dtype" holds the word "dtype"
+    names += [name for name in by_name if f"_{name}_" in f"_{wrong}_" and name != wrong]
+    names += get_close_matches(wrong, by_name, n=1)
+    if not names or by_name[names[0]] == given:
+        return ""
+    return f"; did you mean {by_name[names[0]]}?"
 
 
 def check_tokens(tokens: Collection[int], count: int) -> None:

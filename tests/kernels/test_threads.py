@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.queues import Queue
 
 import pytest
@@ -24,6 +25,20 @@ def test_products_on_any_number_of_threads(kernels: CpuBackend, count: int) -> N
         expected = one.linear(states, packed)
         for _ in range(200):
             assert torch.equal(many.linear(states, packed), expected)
+
+
+def test_threads_of_a_program_share_the_library(kernels: CpuBackend) -> None:
+    generator = torch.Generator().manual_seed(1)
+    packed = kernels.pack(torch.randn(700, 512, generator=generator))
+    states = torch.randn(4, 512, generator=generator)
+    backend = CpuBackend(kernels._lib, 2)
+    expected = backend.linear(states, packed)
+
+    def is_right(_: int) -> bool:
+        return torch.equal(backend.linear(states, packed), expected)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(is_right, range(800)))
 
 
 def _text(llm: LLM) -> list[int]:
