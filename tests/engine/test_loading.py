@@ -28,7 +28,7 @@ def llm() -> LLM:
 REFUSED: list[tuple[Callable[[Any], object], str]] = [
     (lambda model: LLM.from_model("smollm2-135m"), "model is 'smollm2-135m'; valid: a loaded"),
     (lambda model: LLM.from_model(None), "model type is '?'; valid: causal language models"),
-    (lambda model: LLM.from_model(model, "tokens"), "tokenizer is 'tokens'; valid: None, or a"),
+    (lambda model: LLM.from_model(model, "tokens"), "tokenizer is 'tokens'; valid: None, or a"),  # type: ignore[arg-type]
     (lambda model: LLM.from_model(model, rope_scaling=3), "rope_scaling is 3; valid: none, yarn"),  # type: ignore[arg-type]
     (lambda model: LLM(model), "model is of type LlamaForCausalLM; valid: alias, folder or hub id"),
 ]
