@@ -7,18 +7,26 @@ import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from benchmarks import runner, specs
 from benchmarks.fetch import fetched
 from benchmarks.needs import FETCHED, missing
 from benchmarks.runner import Job, read_rows
-from benchmarks.settings import DEFAULTS, KINDS, LATER, parse, value_of
+from benchmarks.settings import (
+    DEFAULTS,
+    KINDS_BY_PROMPT,
+    LOADING_OPTIONS,
+    Config,
+    parse,
+    value_of,
+)
 from benchmarks.words import shown
 from tokenswift.checks import check_choice
 from tokenswift.types import InputError, RunError
 
-GIVEN = ("model", "dtype", "device", "heads", "threads", "prompts")
+#: settings that have an option of their own
+SETTING_OPTIONS = ("model", "dtype", "device", "heads", "threads", "prompts")
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,15 +47,26 @@ def build_parser() -> Parser:
         "(speed, drafts, engine): measure rows, then make a report of them with the published "
         "figures below.",
     )
-    parts = parser.add_subparsers(dest="command", required=True)
-    parts.add_parser("list", help="names, titles and groups of what can be measured").set_defaults(
-        run=run_list
-    )
-    running = parts.add_parser(
+    commands = parser.add_subparsers(dest="command", required=True)
+    listing = commands.add_parser("list", help="names, titles and groups of what can be measured")
+    listing.set_defaults(run=run_list)
+    running = commands.add_parser(
         "run", help="measure the rows that are not there yet, a process each"
     )
-    running.set_defaults(run=run_rows)
-    add = running.add_argument
+    add_run_options(running)
+    reporting = commands.add_parser("report", help="tables and pictures of the rows")
+    add_report_options(reporting)
+    for command in (running, reporting):
+        command.add_argument(
+            "--results", type=Path, default=Path("bench-results"), help="folder of rows"
+        )
+    return parser
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``run``."""
+    parser.set_defaults(run=run_rows)
+    add = parser.add_argument
     add("specs", nargs="*", metavar="SPEC", help="names or groups that list shows; default: paper")
     add(
         "--preset",
@@ -74,18 +93,16 @@ def build_parser() -> Parser:
     add(
         "--dry-run", action="store_true", help="say which rows would be measured and what they lack"
     )
-    reporting = parts.add_parser("report", help="tables and pictures of the rows")
-    reporting.set_defaults(run=run_report)
-    add = reporting.add_argument
+
+
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``report``."""
+    parser.set_defaults(run=run_report)
+    add = parser.add_argument
     add("specs", nargs="*", metavar="SPEC", help="names or groups that list shows; default: paper")
     add("--out", type=Path, help="folder of the report; default: beside the rows")
     add("--title", default="Results", help="what stands at its top")
     add("--no-plots", action="store_true", help="tables alone (no matplotlib needed)")
-    for part in (running, reporting):
-        part.add_argument(
-            "--results", type=Path, default=Path("bench-results"), help="folder of rows"
-        )
-    return parser
 
 
 def run_list(args: argparse.Namespace) -> None:
@@ -102,30 +119,38 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
     Raises:
         InputError: an unknown spec, preset, setting, variant, strategy or place of files.
     """
-    given: dict[str, Any] = dict(parse(text) for text in args.set)
-    given |= {name: getattr(args, name) for name in GIVEN if getattr(args, name) is not None}
-    found = [
+    settings = dict(parse(text) for text in args.set)
+    for name in SETTING_OPTIONS:
+        if getattr(args, name) is not None:
+            settings[name] = getattr(args, name)
+    rows = [
         (source, config)
         for spec in specs.chosen(args.specs)
         for source in (spec, *map(specs.load, spec.sources[1:]))
-        for config in source.rows(args.preset, given)
+        for config in source.rows(args.preset, settings)
     ]
-    valid = tuple(sorted({config["variant"] for _, config in found}))
+    valid = tuple(sorted({config["variant"] for _, config in rows}))
     for name in args.variant:
         check_choice("variant", name, valid)
     jobs = [
-        Job(spec.name, spec.kind, args.preset, config, _label(spec, config))
-        for spec, config in found
+        Job(
+            spec=spec.name,
+            kind=spec.kind,
+            preset=args.preset,
+            config=config,
+            label=label_of(spec, config),
+        )
+        for spec, config in rows
         if not args.variant or config["variant"] in args.variant
     ]
-    return [*{job.key: job for job in jobs}.values()]
+    return list({job.key: job for job in jobs}.values())
 
 
-def _label(spec: specs.Spec, config: dict[str, Any]) -> str:
+def label_of(spec: specs.Spec, config: Config) -> str:
     """What tells a row from the spec's other rows, in words."""
-    keys = (*spec.by, *spec.data.get("table", {}).get("tried", ()))
-    told = [(key, value_of(config, key)) for key in keys if key != "variant"]
-    parts = [f"{key} {shown(value)}" for key, value in told if value is not None]
+    keys = [*spec.by, *spec.data.get("table", {}).get("tried", ())]
+    values = {key: value_of(config, key) for key in keys if key != "variant"}
+    parts = [f"{key} {shown(value)}" for key, value in values.items() if value is not None]
     return ", ".join([config["variant"], *parts])
 
 
@@ -142,11 +167,11 @@ def check_jobs(jobs: list[Job]) -> None:
     from tokenswift.loader.load import check_place
 
     for config in {job.key: job.config for job in jobs}.values():
-        more = {key: config.get(key, DEFAULTS[key]) for key in LATER}
-        check_place(LoadConfig(config["dtype"], config["device"], **more))
+        options = {key: config.get(key, DEFAULTS[key]) for key in LOADING_OPTIONS}
+        check_place(LoadConfig(config["dtype"], config["device"], **options))
         check_heads(str(config["heads"]))
         check_name(config.get("eagle", "none"), "eagle")
-    for source in sorted({job.config["prompts"] for job in jobs if job.kind in KINDS[:2]}):
+    for source in sorted({job.config["prompts"] for job in jobs if job.kind in KINDS_BY_PROMPT}):
         check_source(source)
     for model in sorted({job.config["model"] for job in jobs}):
         locate(model)
@@ -156,7 +181,8 @@ def run_rows(args: argparse.Namespace) -> None:
     """Measure."""
     if args.model in FETCHED and not args.dry_run:
         args.model = str(fetched(args.model))
-    jobs, folder = jobs_of(args), args.results.expanduser()
+    jobs = jobs_of(args)
+    folder = args.results.expanduser()
     if folder.exists() and not folder.is_dir():
         raise InputError(
             f"results is {str(folder)!r}: it is not a folder; valid: a new or a results folder"
@@ -164,19 +190,28 @@ def run_rows(args: argparse.Namespace) -> None:
     if args.dry_run:
         there = {row["key"] for row in read_rows(folder)}
         for job in jobs:
-            lacking = missing(job.config)
-            word = "there" if job.key in there else "unfit" if lacking else "to do"
-            print("  ".join(filter(None, (word, str(job), lacking, json.dumps(job.config)))))
+            print(plan_of(job, job.key in there))
         return
     check_jobs([job for job in jobs if not missing(job.config)])
     try:
         counts = runner.run(jobs, folder)
     except KeyboardInterrupt:
         raise RunError(f"interrupted; the same command goes on with the rows in {folder}") from None
-    said = ", ".join(f"{count} {word}" for word, count in counts.items())
-    print(f"rows in {folder}: {said}", file=sys.stderr)
+    summary = ", ".join(f"{count} {word}" for word, count in counts.items())
+    print(f"rows in {folder}: {summary}", file=sys.stderr)
     if counts["failed"]:
         raise RunError(f"{counts['failed']} rows failed; the others are in {folder}")
+
+
+def plan_of(job: Job, is_there: bool) -> str:
+    """A line on a row: whether it is there, can be measured, or what it lacks."""
+    lacking = missing(job.config)
+    word = "to do"
+    if is_there:
+        word = "there"
+    elif lacking:
+        word = "unfit"
+    return "  ".join(filter(None, (word, str(job), lacking, json.dumps(job.config))))
 
 
 def run_report(args: argparse.Namespace) -> None:
@@ -187,12 +222,11 @@ def run_report(args: argparse.Namespace) -> None:
     folder = args.results.expanduser()
     if not folder.is_dir():
         raise InputError(f"results is {str(folder)!r}: no such folder; valid: one that run made")
-    said = report.notes(folder)
-    plot = plots.plot if not args.no_plots else lambda spec, group: b""
-    found = report.parts(specs.chosen(args.specs), read_rows(folder), said, plot)
-    print(
-        report.write(found, (args.out or folder).expanduser(), args.title, said.get("summary", ""))
-    )
+    notes = report.notes(folder)
+    plot = report.no_picture if args.no_plots else plots.plot
+    parts = report.parts(specs.chosen(args.specs), read_rows(folder), notes, plot)
+    out = (args.out or folder).expanduser()
+    print(report.write(parts, out, args.title, notes.get("summary", "")))
 
 
 def check_packages(*names: str) -> None:

@@ -11,15 +11,14 @@ its own token, in nats: a near tie, or another opinion. One line of JSON for eac
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-from benchmarks.fetch import fetched
-from benchmarks.needs import FETCHED
+from benchmarks.fetch import model_file, model_name
+from benchmarks.json_lines import publish
 from benchmarks.row import commit, machine
 from tokenswift import LLM, SamplingParams
 from tokenswift.audit.logits import IN_FLOATS
@@ -113,21 +112,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200, help="of an answer, at most")
     parser.add_argument("--out", type=Path, help="append the lines to this file")
     options = parser.parse_args()
-    name = options.model
-    llm = LLM(str(fetched(name)) if name in FETCHED else name, device="cpu")
+    llm = LLM(str(model_file(options.model)), device="cpu")
     for question in QUESTIONS:
-        found = parting(llm, question, options.tokens)
         row = {
-            "model": name if name in FETCHED else Path(name).stem,
-            **asdict(found),
+            "model": model_name(options.model),
+            **asdict(parting(llm, question, options.tokens)),
             "int16_layers": llm.target.wide_layers,
             "commit": commit(),
             "machine": machine(),
         }
-        print(json.dumps(row), flush=True)
-        if options.out is not None:
-            with options.out.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(row) + "\n")
+        publish(row, options.out)
 
 
 if __name__ == "__main__":

@@ -9,66 +9,96 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
 from itertools import pairwise
-from typing import Any
 
-from benchmarks.common import PLAIN, Trial
+from benchmarks.common import PLAIN, Options, Trial
+from benchmarks.words import Measured
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.stream import Prefilled, Stream
+from tokenswift.turns import DecodingSide, take_turns
 from tokenswift.types import Step, distinct
 
 TURNS = 128  # at most about so many turns a run
 LEAST = 16  # tokens of a turn
 WARM = 8  # tokens before the clock runs: what is made at first use is there then
-COLUMNS = ("tokens", "seconds", "steps", "drafted", "accepted", "ngram_accepted", "gamma")
 
 
-class Side:
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over the first steps of a side, as they are in the curves of a row.
+
+    Attributes:
+        tokens: new tokens.
+        seconds: of the steps.
+        steps: how many.
+        drafted: drafted nodes that the target checked.
+        accepted: drafted tokens accepted.
+        ngram_accepted: those of them on n-gram branches.
+        gamma: γ of all steps.
+    """
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    steps: float = 0.0
+    drafted: float = 0.0
+    accepted: float = 0.0
+    ngram_accepted: float = 0.0
+    gamma: float = 0.0
+
+
+COLUMNS = tuple(column.name for column in fields(Totals))
+
+
+class Side(DecodingSide):
     """One of the two: its steps so far, added up at the end of each turn.
 
     Attributes:
-        steps: where they come from.
-        tokens: its new tokens.
-        curve: at the end of each turn the sums so far, as :data:`COLUMNS` names them.
-        phases: seconds by phase.
+        curve: the sums at the end of each turn.
     """
 
     def __init__(self, steps: Iterator[Step]) -> None:
-        self.steps = steps
-        self._sums = [0.0] * len(COLUMNS)
-        self.tokens: list[int] = []
-        self.curve: list[list[float]] = []
-        self.phases: dict[str, float] = {}
+        super().__init__(steps)
+        self.curve: list[Totals] = []
+        self._totals = Totals()
 
-    def run_to(self, tokens: int) -> None:
-        """Decode until there are so many tokens."""
-        while len(self.tokens) < tokens:
-            step = next(self.steps)
-            self.tokens += step.token_ids
-            counts = (step.drafted, step.accepted, step.ngram_accepted, step.gamma)
-            added = (len(step.token_ids), step.seconds, 1, *counts)
-            self._sums = [a + b for a, b in zip(self._sums, added, strict=True)]
-            for phase, seconds in step.times.items():
-                self.phases[phase] = self.phases.get(phase, 0.0) + seconds
-        self.curve.append([round(value, 6) for value in self._sums])
+    def add(self, step: Step) -> None:
+        """Count a step."""
+        super().add(step)
+        before = self._totals
+        self._totals = Totals(
+            tokens=before.tokens + len(step.token_ids),
+            seconds=before.seconds + step.seconds,
+            steps=before.steps + 1,
+            drafted=before.drafted + step.drafted,
+            accepted=before.accepted + step.accepted,
+            ngram_accepted=before.ngram_accepted + step.ngram_accepted,
+            gamma=before.gamma + step.gamma,
+        )
 
-    def at(self, point: int) -> dict[str, float]:
+    def run_to(self, length: int) -> None:
+        """A turn: decode until there are that many tokens."""
+        super().run_to(length)
+        self.curve.append(self._totals)
+
+    def at(self, point: int) -> Totals:
         """The sums at the end of the first turn that has so many tokens."""
-        entry = next(entry for entry in self.curve if entry[0] >= point)
-        return dict(zip(COLUMNS, entry, strict=True))
+        return next(totals for totals in self.curve if totals.tokens >= point)
 
     @property
-    def raw(self) -> dict[str, Any]:
+    def raw(self) -> dict[str, object]:
         """What the row keeps of it."""
-        phases = {name: round(seconds, 6) for name, seconds in self.phases.items()}
-        return {"curve": self.curve, "phases": phases}
+        return {
+            "curve": [[round(value, 6) for value in astuple(totals)] for totals in self.curve],
+            "phases": {name: round(value, 6) for name, value in self.phase_seconds.items()},
+        }
 
 
 def paired_run(
     base: Prefilled,
     strategy: str,
-    options: dict[str, Any],
+    options: Options,
     sampling: SamplingParams,
     points: list[int],
 ) -> tuple[Side, Side]:
@@ -78,112 +108,127 @@ def paired_run(
         base: the state that both go on from.
         points: new tokens at which turns must end; the last is how many there are.
     """
-    both: tuple[tuple[str, dict[str, Any]], ...] = ((PLAIN, {}), (strategy, options))
-    for name, values in both:
+
+    def side(name: str, values: Options) -> Side:
         base.generate(WARM, name, values, sampling, ignore_eos=True)
-    new = points[-1]
-    plain, variant = (
-        Side(base.stream(new, name, values, sampling, ignore_eos=True)) for name, values in both
-    )
-    order = [plain, variant]
-    for end in turns(points):
-        for side in order:
-            side.run_to(end)
-        order.reverse()
+        return Side(base.stream(points[-1], name, values, sampling, ignore_eos=True))
+
+    plain = side(PLAIN, {})
+    variant = side(strategy, options)
+    for end, current in take_turns((plain, variant), ends_of_turns(points)):
+        current.run_to(end)
     return plain, variant
 
 
-def turns(points: list[int]) -> list[int]:
+def ends_of_turns(points: list[int]) -> list[int]:
     """Where turns end: at every point, and often enough between them."""
     size = max(LEAST, -(-points[-1] // TURNS))
     return sorted({*range(size, points[-1], size), *points})
 
 
-def figures(plain: Side, variant: Side, point: int) -> dict[str, Any]:
+def figures(plain: Side, variant: Side, point: int) -> dict[str, float]:
     """What tables show of a run's first so many new tokens (definitions: `metrics`)."""
-    slow, fast = plain.at(point), variant.at(point)
-    seconds = slow["seconds"] / slow["tokens"], fast["seconds"] / fast["tokens"]
+    slow = plain.at(point)
+    fast = variant.at(point)
+    plain_seconds = slow.seconds / slow.tokens
+    seconds = fast.seconds / fast.tokens
+    step_seconds = fast.seconds / fast.steps
     several = [distinct(variant.tokens[:point], n) for n in (1, 2, 3, 4)]
-    made: dict[str, Any] = {
-        "alpha": fast["accepted"] / fast["gamma"] if fast["gamma"] else 0.0,
-        "beta": fast["ngram_accepted"] / fast["gamma"] if fast["gamma"] else 0.0,
-        "length": fast["tokens"] / fast["steps"],
-        "nodes": fast["drafted"] / fast["steps"],
-        "speedup": seconds[0] / seconds[1],
-        "plain_ms": 1000 * seconds[0],
-        "ms": 1000 * seconds[1],
-        "step_ms": 1000 * fast["seconds"] / fast["steps"],
-        "price": fast["seconds"] / fast["steps"] / seconds[0],
-        "plain_minutes": seconds[0] * point / 60,
-        "minutes": seconds[1] * point / 60,
+    values = {
+        "alpha": fast.accepted / fast.gamma if fast.gamma else 0.0,
+        "beta": fast.ngram_accepted / fast.gamma if fast.gamma else 0.0,
+        "length": fast.tokens / fast.steps,
+        "nodes": fast.drafted / fast.steps,
+        "speedup": plain_seconds / seconds,
+        "plain_ms": 1000 * plain_seconds,
+        "ms": 1000 * seconds,
+        "step_ms": 1000 * step_seconds,
+        "price": step_seconds / plain_seconds,
+        "plain_minutes": plain_seconds * point / 60,
+        "minutes": seconds * point / 60,
         **{f"d{n}": value for n, value in enumerate(several, 1)},
         "distinct": sum(several) / 4,
     }
-    return {name: round(value, 6) for name, value in made.items()}
+    return {name: round(value, 6) for name, value in values.items()}
 
 
-def decode(trial: Trial, keep: bool = False) -> dict[str, Any]:
+def decode(trial: Trial, keep_text: bool = False) -> Measured:
     """A strategy beside plain decoding.
 
     Args:
-        keep: the text too, with what repeats in it.
+        keep_text: the row has the text, too, with what repeats in it.
     """
-    config, options = trial.config, trial.options
-    points: list[int] = config["points"]
-    length: int = config["prefill"]
-    measured, by_text = list(points), config["reach"] == "text"
-    if by_text:  # the last tokens of the length are generated, all before are prompt
+    config = trial.config
+    points = config["points"]
+    length = config["prefill"]
+    measured_points = list(points)
+    by_text = "measured" in config
+    if "measured" in config:  # the last tokens of the length are generated, all before are prompt
         new = min(config["measured"], points[-1])
-        length, measured = length + points[-1] - new, [new]
-    begun = trial.prompt(length)
-    base = trial.llm.prefill(begun.ids)
-    sides = paired_run(base, config["strategy"], options, trial.params, measured)
-    plain, variant = sides
-    found = {str(point): figures(*sides, at) for point, at in zip(points, measured, strict=True)}
-    drafting = _whole(variant, found[str(points[-1])])
-    return {
-        "prompt": begun.about,
-        "context": f"{len(begun.ids)} tokens prefilled, {measured[-1]} generated",
+        length = length + points[-1] - new
+        measured_points = [new]
+    prompt = trial.prompt(length)
+    base = trial.llm.prefill(prompt.ids)
+    options = trial.options
+    plain, variant = paired_run(
+        base=base,
+        strategy=config["strategy"],
+        options=options,
+        sampling=trial.params,
+        points=measured_points,
+    )
+    figures_by_point = {
+        str(point): figures(plain, variant, measured_point)
+        for point, measured_point in zip(points, measured_points, strict=True)
+    }
+    row: Measured = {
+        "prompt": prompt.about,
+        "context": f"{len(prompt.ids)} tokens prefilled, {measured_points[-1]} generated",
         "reached": "by prefilled text" if by_text else "by generating",
         "prefill_seconds": round(base.seconds, 4),
         "lossless": options.get("acceptance", "exact") == "exact",
         "identical": plain.tokens == variant.tokens,
         "digest": hashlib.sha256(" ".join(map(str, variant.tokens)).encode()).hexdigest()[:16],
-        "figures": found,
+        "figures": figures_by_point,
         "raw": {"columns": COLUMNS, "plain": plain.raw, "variant": variant.raw},
-        **({"drafting": drafting} if drafting else {}),
-        **({"stretches": _stretches(trial.llm, variant.tokens)} if keep else {}),
     }
+    if isinstance(variant.steps, Stream):
+        figures_by_point[str(points[-1])] |= run_figures(variant, variant.steps)
+        if drafting := variant.steps.result.drafting:
+            row["drafting"] = drafting
+    if keep_text:
+        row["stretches"] = stretches(trial.llm, variant.tokens)
+    return row
 
 
-def _whole(variant: Side, last: dict[str, Any]) -> dict[str, Any] | None:
-    """Add to the last point's figures those of the whole run alone; what adaptive drafting says of
-    it."""
-    if not isinstance(variant.steps, Stream):
-        return None
-    done, total = variant.steps.result, sum(variant.phases.values())
-    last |= {f"share_{name}": round(seconds / total, 4) for name, seconds in variant.phases.items()}
-    last["draft_passes"] = round(done.metrics.draft_passes / done.metrics.steps, 3)
-    return done.drafting
+def run_figures(side: Side, stream: Stream) -> dict[str, float]:
+    """Figures of a finished run that are known of all of it alone."""
+    metrics = stream.result.metrics
+    total = sum(side.phase_seconds.values())
+    shares = {
+        f"share_{phase}": round(seconds / total, 4) for phase, seconds in side.phase_seconds.items()
+    }
+    return {**shares, "draft_passes": round(metrics.draft_passes / metrics.steps, 3)}
 
 
 def repeats(tokens: Sequence[int], n: int = 8) -> list[bool]:
     """For each token whether it lies in an n-gram that the text has had before (overlaps count)."""
     seen: set[tuple[int, ...]] = set()
-    marked = [False] * len(tokens)
-    for at in range(len(tokens) - n + 1):
-        gram = tuple(tokens[at : at + n])
+    repeated = [False] * len(tokens)
+    for start in range(len(tokens) - n + 1):
+        gram = tuple(tokens[start : start + n])
         if gram in seen:
-            marked[at : at + n] = [True] * n
+            repeated[start : start + n] = [True] * n
         else:
             seen.add(gram)
-    return marked
+    return repeated
 
 
-def _stretches(llm: LLM, tokens: list[int]) -> list[list[Any]]:
-    """The text in stretches, [text, whether it repeats an earlier one]."""
-    marked = repeats(tokens)
-    edges = [0, *(i for i in range(1, len(tokens)) if marked[i] != marked[i - 1]), len(tokens)]
+def stretches(llm: LLM, tokens: list[int]) -> list[tuple[str, bool]]:
+    """The text in stretches: each with whether it repeats an earlier one."""
+    repeated = repeats(tokens)
+    changes = [i for i in range(1, len(tokens)) if repeated[i] != repeated[i - 1]]
     return [
-        [llm.tokenizer.decode(tokens[start:end]), marked[start]] for start, end in pairwise(edges)
+        (llm.tokenizer.decode(tokens[start:end]), repeated[start])
+        for start, end in pairwise([0, *changes, len(tokens)])
     ]

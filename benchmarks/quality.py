@@ -14,24 +14,21 @@ line of JSON for each kind and context.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-from benchmarks.fetch import fetched
-from benchmarks.needs import FETCHED
+from benchmarks.fetch import model_file, model_name
+from benchmarks.json_lines import PEERS, LineProcess, publish
+from benchmarks.prompts import SHIPPED
 from benchmarks.row import commit, machine
 from tokenswift import LLM
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.quality import Judgement, compared, judged
-from tokenswift.types import RunError
 
-PEER = Path(__file__).with_name("quality_peer.py")
 #: how models are loaded: dtype, and type of the KV cache
 KINDS = {
     "float32": ("float32", "auto"),
@@ -51,6 +48,19 @@ LONG = 100_000  # characters of a long text
 CHARACTERS_OF_A_TOKEN = 6  # at most, on average
 
 
+@dataclass(frozen=True, slots=True)
+class PeerAnswer:
+    """What llama.cpp's process answers.
+
+    Attributes:
+        losses: −log of each judged token's probability, in nats.
+        choices: the most probable token at each place.
+    """
+
+    losses: list[float]
+    choices: list[int]
+
+
 class Peer:
     """llama.cpp on the same file, in a process of its own.
 
@@ -61,41 +71,22 @@ class Peer:
     """
 
     def __init__(self, python: str, file: Path, threads: int) -> None:
-        command = [python, str(PEER), str(file), str(threads)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        program = str(PEERS / "llama_quality.py")
+        self.process = LineProcess(
+            "llama.cpp's process", [python, program, str(file), str(threads)]
         )
-        self.version: str = json.loads(self._answer())
+        self.version = self.process.read(str)
 
     def judged(self, ids: Sequence[int], count: int) -> Judgement:
         """See :func:`judged`."""
-        pipe = self._process.stdin
-        if pipe is None:
-            raise RunError("llama.cpp's process has no input")
-        pipe.write(json.dumps({"ids": list(ids), "count": count}) + "\n")
-        pipe.flush()
-        answer = json.loads(self._answer())
-        return Judgement(torch.tensor(answer["losses"]).double(), torch.tensor(answer["choices"]))
-
-    def _answer(self) -> str:
-        output = self._process.stdout
-        line = output.readline() if output is not None else ""
-        if not line:
-            raise RunError(f"llama.cpp's process ended with {self._process.wait()}")
-        return line
-
-    def close(self) -> None:
-        """End the process."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait()
+        answer = self.process.ask({"ids": list(ids), "count": count}, PeerAnswer)
+        return Judgement(torch.tensor(answer.losses).double(), torch.tensor(answer.choices))
 
 
 def texts_of(folder: Path | None, llm: LLM, context: int) -> Iterator[list[int]]:
     """The tokens of each text, as many as the context holds; shorter texts are left out."""
     if folder is None:
-        prompts = Path(__file__).parents[1] / "src/tokenswift/data/prompts"
-        texts = ["\n\n".join(file.read_text("utf-8") for file in sorted(prompts.glob("*.txt")))]
+        texts = ["\n\n".join(file.read_text("utf-8") for file in sorted(SHIPPED.glob("*.txt")))]
     else:
         texts = [file.read_text("utf-8") for file in sorted(folder.glob("*.txt"))]
     for text in texts:
@@ -105,13 +96,41 @@ def texts_of(folder: Path | None, llm: LLM, context: int) -> Iterator[list[int]]
             yield ids[:context]
 
 
-def model_file(name: str) -> str:
-    """The file of a model of `models.toml`, or the name as it is."""
-    return str(fetched(name)) if name in FETCHED else name
+def judged_count(context: int) -> int:
+    """How many tokens of a text of that length are judged."""
+    return min(JUDGED, context - 1)
 
 
-def main() -> None:
-    """Print a line of JSON for each kind and context."""
+#: texts by the length that they are read up to, and what a kind of pass holds of them
+Texts = dict[int, list[list[int]]]
+Judgements = dict[int, list[Judgement]]
+
+
+def read_texts(options: argparse.Namespace, llm: LLM) -> Texts:
+    """The texts of each context."""
+    texts: Texts = {}
+    for context in options.contexts:
+        long_enough = list(texts_of(options.texts, llm, context))
+        if not long_enough:
+            sys.exit(f"error: no text has {context} tokens")
+        texts[context] = long_enough[: options.most]
+    return texts
+
+
+def judge_texts(llm: LLM, texts: Texts) -> tuple[Judgements, list[int]]:
+    """What a model holds of the texts, and its layers with keys of 16 bits."""
+    target = llm.target
+    if not isinstance(target, NativeTarget):
+        sys.exit(f"error: model is {llm.name}; valid: one of the native families")
+    judgements = {
+        context: [judged(target, ids, judged_count(context)) for ids in same_length]
+        for context, same_length in texts.items()
+    }
+    return judgements, target.wide_layers
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line's options."""
     parser = argparse.ArgumentParser(description="How well number types write.")
     parser.add_argument("model")
     parser.add_argument("--texts", type=Path)
@@ -120,55 +139,48 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--peer", help="a Python interpreter that has llama_cpp")
     parser.add_argument("--out", type=Path, help="append the lines to this file")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Print a line of JSON for each kind and context."""
+    options = parse_options()
     file = model_file(options.model)
-    texts: dict[int, list[list[int]]] = {}
-    found: dict[str, dict[int, list[Judgement]]] = {}
+    texts: Texts = {}
+    judgements: dict[str, Judgements] = {}
     layers: dict[str, list[int]] = {}
     peer_version = None
     for kind in dict.fromkeys([REFERENCE, *options.kinds]):
-        dtype, kept = KINDS[kind]
-        llm = LLM(file, device="cpu", eagle=None, heads=None, dtype=dtype, kv_cache_dtype=kept)
+        dtype, kv_dtype = KINDS[kind]
+        llm = LLM(
+            str(file), device="cpu", eagle=None, heads=None, dtype=dtype, kv_cache_dtype=kv_dtype
+        )
         if not texts:
-            for context in options.contexts:
-                every = list(texts_of(options.texts, llm, context))
-                if not every:
-                    sys.exit(f"error: no text has {context} tokens")
-                texts[context] = every[: options.most]
-        target = llm.target
-        if not isinstance(target, NativeTarget):
-            sys.exit(f"error: model is {llm.name}; valid: one of the native families")
-        layers[kind] = target.wide_layers
-        found[kind] = {
-            context: [judged(target, ids, min(JUDGED, context - 1)) for ids in every]
-            for context, every in texts.items()
-        }
+            texts = read_texts(options, llm)
+        judgements[kind], layers[kind] = judge_texts(llm, texts)
     if options.peer:
-        peer = Peer(options.peer, Path(file), torch.get_num_threads())
+        peer = Peer(options.peer, file, torch.get_num_threads())
         peer_version = peer.version
-        found[PEER_KIND] = {
-            context: [peer.judged(ids, min(JUDGED, context - 1)) for ids in every]
-            for context, every in texts.items()
-        }
-        peer.close()
-    for context, every in texts.items():
-        reference = found[REFERENCE][context]
-        for kind, judgements in found.items():
+        with peer.process:
+            judgements[PEER_KIND] = {
+                context: [peer.judged(ids, judged_count(context)) for ids in same_length]
+                for context, same_length in texts.items()
+            }
+    for context, same_length in texts.items():
+        reference = judgements[REFERENCE][context]
+        for kind, by_context in judgements.items():
             row = {
-                "model": options.model if options.model in FETCHED else Path(options.model).stem,
+                "model": model_name(options.model),
                 "kind": kind,
                 "context": context,
-                "texts": len(every),
-                **asdict(compared(judgements[context], reference)),
+                "texts": len(same_length),
+                **asdict(compared(by_context[context], reference)),
                 "int16_layers": layers.get(kind, []),
                 "peer": peer_version if kind == PEER_KIND else None,
                 "commit": commit(),
                 "machine": machine(),
             }
-            print(json.dumps(row), flush=True)
-            if options.out is not None:
-                with options.out.open("a", encoding="utf-8") as out:
-                    out.write(json.dumps(row) + "\n")
+            publish(row, options.out)
 
 
 if __name__ == "__main__":

@@ -12,62 +12,27 @@ context length.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 
 from benchmarks import prompts
-from benchmarks.common import AUTO, PLAIN, median
-from benchmarks.fetch import fetched
-from benchmarks.needs import FETCHED
+from benchmarks.common import AUTO, PLAIN, median, ratios
+from benchmarks.fetch import model_file
+from benchmarks.json_lines import PEERS, LineProcess, publish
 from benchmarks.row import commit, machine
+from benchmarks.words import Measured
 from tokenswift import LLM, Grammar
 from tokenswift.config.sampling import ANSWERS, CONTINUED
+from tokenswift.engine.stream import Prefilled
 from tokenswift.loader.chat_template import has_template
-from tokenswift.types import RunError, Step
-
-PEER = """
-import json, sys, time
-import llama_cpp
-l = llama_cpp
-quiet = l.llama_log_callback(lambda *said: None)
-l.llama_log_set(quiet, None)
-model = l.llama_model_load_from_file(sys.argv[1].encode(), l.llama_model_default_params())
-told = l.llama_print_system_info().decode().split("|")
-features = [part.split(" = ")[0].split(": ")[-1].strip() for part in told]
-print(json.dumps(f"{llama_cpp.__version__} ({' '.join(filter(None, features))})"), flush=True)
-for line in sys.stdin:
-    asked = json.loads(line)
-    ids, more = asked["ids"], asked["more"]
-    params = l.llama_context_default_params()
-    params.n_ctx, params.n_batch = len(ids) + len(more) + 64, 512
-    params.n_threads = params.n_threads_batch = int(sys.argv[2])
-    params.flash_attn_type = 1
-    context = l.llama_init_from_model(model, params)
-    def run(part):
-        tokens = (l.llama_token * len(part))(*part)
-        if l.llama_decode(context, l.llama_batch_get_one(tokens, len(part))):
-            sys.exit("llama_decode failed")
-        l.llama_get_logits_ith(context, -1)
-    begun = time.perf_counter()
-    for at in range(0, len(ids), 512):
-        run(ids[at : at + 512])
-    read = time.perf_counter()
-    for token in more:
-        run([token])
-    done = time.perf_counter()
-    l.llama_free(context)
-    rates = {"reading": len(ids) / (read - begun), "writing": len(more) / (done - read)}
-    print(json.dumps(rates), flush=True)
-"""
+from tokenswift.turns import DecodingSide, take_turns
 
 STORY = (
     "Write a long story about a lighthouse keeper who finds a door in the rock under the "
@@ -139,186 +104,216 @@ TALK = (
     CHAT,
 )
 NOVEL = {"dry_multiplier": CONTINUED.dry_multiplier, "dry_breakers": ()}
-#: task → (what is asked, a conversation's questions, or tokens of a text to go on from; new tokens;
-#: what differs from `ANSWERS`)
-TASKS: dict[str, tuple[Any, int, dict[str, Any]]] = {
-    "chat": (CHAT, 400, {}),
-    "chat, after a conversation": (TALK, 400, {}),
-    "essay": (
-        "Write an essay of about 900 words on why cities plant trees along their streets.",
-        800,
-        {},
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What both ways of decoding write.
+
+    Attributes:
+        question: of a chat, or of a conversation the questions, of which the last is answered; or
+            the number of tokens of a text to go on from.
+        new_tokens: of the answer, at most.
+        sampling: parameters that differ from `ANSWERS`.
+    """
+
+    question: str | tuple[str, ...] | int
+    new_tokens: int
+    sampling: Mapping[str, object] = field(default_factory=dict)
+
+
+TASKS = {
+    "chat": Task(CHAT, 400),
+    "chat, after a conversation": Task(TALK, 400),
+    "essay": Task(
+        "Write an essay of about 900 words on why cities plant trees along their streets.", 800
     ),
-    "code": (
-        "Write a Python module with a priority queue on a binary heap, and tests for it.",
-        700,
-        {},
+    "code": Task(
+        "Write a Python module with a priority queue on a binary heap, and tests for it.", 700
     ),
-    "edit": (
-        f"Add type hints and docstrings to all of this and give the whole file "
-        f"back.\n\n```python\n{CODE}```",
+    "edit": Task(
+        "Add type hints and docstrings to all of this and give the whole file back.\n\n"
+        f"```python\n{CODE}```",
         500,
-        {},
     ),
-    "json": (
+    "json": Task(
         "Give eight large cities of the world as JSON.",
         400,
         {"grammar": Grammar.json_schema(SCHEMA)},
     ),
-    "story": (STORY, 600, {}),
-    "novel": (1200, 400, NOVEL),
-    "novel, after 3,000 tokens": (3000, 400, NOVEL),
-    "temperature 1.5": ("Tell me about rivers.", 300, {"temperature": 1.5, "min_p": 0.0}),
+    "story": Task(STORY, 600),
+    "novel": Task(1200, 400, NOVEL),
+    "novel, after 3,000 tokens": Task(3000, 400, NOVEL),
+    "temperature 1.5": Task("Tell me about rivers.", 300, {"temperature": 1.5, "min_p": 0.0}),
 }
 CONTEXTS = (256, 1024, 4096, 16384)
 NEW = 48  # tokens after each context
+LONG = 8192  # tokens of a context that is measured twice at most
 TURN = 25  # tokens of a turn
 SHOWN = 100  # tokens of a task that the peer runs
 
 
+@dataclass(frozen=True, slots=True)
+class PeerSpeed:
+    """Tokens a second of llama.cpp.
+
+    Attributes:
+        reading: of a prompt.
+        writing: of what follows it.
+    """
+
+    reading: float
+    writing: float
+
+
 class Peer:
-    """llama.cpp in a process of its own."""
+    """llama.cpp on the same file, in a process of its own.
+
+    Args:
+        python: an interpreter that has llama_cpp.
+        file: the model.
+        threads: of each pass.
+    """
 
     def __init__(self, python: str, file: Path, threads: int) -> None:
-        command = [python, "-c", PEER, str(file), str(threads)]
-        self.process: Any = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        program = str(PEERS / "llama_speed.py")
+        self.process = LineProcess(
+            "llama.cpp's process", [python, program, str(file), str(threads)]
         )
-        self.version: str = self._line()
+        self.version = self.process.read(str)
 
-    def run(self, ids: list[int], more: list[int]) -> dict[str, float]:
-        """Tokens a second of the prompt and after it."""
-        self.process.stdin.write(json.dumps({"ids": ids, "more": more}) + "\n")
-        self.process.stdin.flush()
-        return self._line()
-
-    def close(self) -> int:
-        """End the process; its exit code."""
-        self.process.communicate()
-        return self.process.returncode
-
-    def _line(self) -> Any:
-        line = self.process.stdout.readline()
-        if not line:
-            raise RunError(f"llama.cpp's process ended with code {self.close()}")
-        return json.loads(line)
+    def speed(self, prompt: list[int], continuation: list[int]) -> PeerSpeed:
+        """How fast it runs these tokens."""
+        return self.process.ask({"prompt": prompt, "continuation": continuation}, PeerSpeed)
 
 
-def prompt_of(llm: LLM, name: str) -> list[int]:
+def prompt_of(llm: LLM, task: Task) -> list[int]:
     """The tokens that a task goes on from."""
-    asked, *_ = TASKS[name]
-    if isinstance(asked, int):
-        return prompts.made("joined", llm.encode, asked, 0)
-    *earlier, last = [asked] if isinstance(asked, str) else asked
+    if isinstance(task.question, int):
+        return prompts.generated("joined", llm.encode, task.question, 0)
+    questions = (task.question,) if isinstance(task.question, str) else task.question
+    *earlier, last = questions
     if not has_template(llm.tokenizer):
         return llm.encode(last)
-    said: list[dict[str, str]] = []
+    messages: list[dict[str, str]] = []
     for question in earlier:  # and what the model itself answers
-        said.append({"role": "user", "content": question})
-        answer = llm.generate(said, 500, sampling=replace(ANSWERS, seed=1))
-        said.append({"role": "assistant", "content": answer.text})
-    return llm.encode([*said, {"role": "user", "content": last}])
+        messages.append({"role": "user", "content": question})
+        answer = llm.generate(messages, 500, sampling=replace(ANSWERS, seed=1))
+        messages.append({"role": "assistant", "content": answer.text})
+    return llm.encode([*messages, {"role": "user", "content": last}])
 
 
-@dataclass
-class Side:
-    """One way of decoding: its steps, and what came of them so far."""
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One text, written both ways.
 
-    steps: Iterator[Step]
-    tokens: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-    count: int = 0
-    sources: Counter[str] = field(default_factory=Counter)
+    Attributes:
+        plain: by plain decoding.
+        auto: by adaptive drafting.
+    """
 
-    def run_to(self, length: int) -> None:
-        """Decode until there are so many tokens, or the text has ended."""
-        for step in self.steps if len(self.tokens) < length else ():
-            self.tokens += step.token_ids
-            self.seconds += step.seconds
-            self.count += 1
-            self.sources.update(step.sources)
-            if len(self.tokens) >= length:
-                break
+    plain: DecodingSide
+    auto: DecodingSide
+
+    @property
+    def plain_speed(self) -> float:
+        """Tokens a second."""
+        return len(self.plain.tokens) / self.plain.seconds
+
+    @property
+    def auto_speed(self) -> float:
+        """Tokens a second."""
+        return len(self.auto.tokens) / self.auto.seconds
 
 
-def task(llm: LLM, name: str, peer: Peer | None, rounds: int) -> dict[str, Any]:
-    """Both ways of decoding in turns of some tokens, then the peer on the same tokens; ``rounds``
-    texts."""
-    asked, new, more = TASKS[name]
-    params = replace(ANSWERS, seed=1, **more)
-    ids = prompt_of(llm, name)
+def measure_pair(state: Prefilled, task: Task, number: int) -> Pair:
+    """Both ways of decoding one text, in turns of some tokens; ``number`` is its seed, and says
+    which way begins."""
+    params = replace(ANSWERS, seed=1 + number, **task.sampling)
+    goes_on = isinstance(task.question, int)
+
+    def side(strategy: str) -> DecodingSide:
+        stream = state.stream(task.new_tokens, strategy, sampling=params, ignore_eos=goes_on)
+        return DecodingSide(iter(stream))
+
+    pair = Pair(plain=side(PLAIN), auto=side(AUTO))
+    order = (pair.plain, pair.auto) if number % 2 else (pair.auto, pair.plain)
+    ends = range(TURN, task.new_tokens + TURN, TURN)
+    for end, current in take_turns(order, ends):
+        current.run_to(min(end, task.new_tokens))
+    return pair
+
+
+def measure_task(llm: LLM, name: str, peer: Peer | None, rounds: int) -> Measured:
+    """Both ways of decoding, then the peer on the same tokens; ``rounds`` texts."""
+    task = TASKS[name]
+    ids = prompt_of(llm, task)
     state = llm.prefill(ids)
-    pairs: list[tuple[Side, Side]] = []
-    theirs: list[float] = []
-    for turn in range(rounds):
-        params = replace(params, seed=1 + turn)
-        goes_on = isinstance(asked, int)
-        streams = (
-            state.stream(new, way, sampling=params, ignore_eos=goes_on) for way in (PLAIN, AUTO)
-        )
-        plain, auto = map(Side, map(iter, streams))
-        order = [plain, auto] if turn % 2 else [auto, plain]
-        for length in range(TURN, new + TURN, TURN):
-            for side in order:
-                side.run_to(min(length, new))
-            order.reverse()
-        pairs.append((plain, auto))
+    pairs: list[Pair] = []
+    peer_speeds: list[float] = []
+    for number in range(rounds):
+        pair = measure_pair(state, task, number)
+        pairs.append(pair)
         if peer:
-            theirs.append(peer.run(ids, auto.tokens[:SHOWN])["writing"])
-    rates = [[len(side.tokens) / side.seconds for side in pair] for pair in pairs]
-    autos = [auto for _, auto in pairs]
-    tokens = sum(len(auto.tokens) for auto in autos)
-    made: dict[str, Any] = {
+            peer_speeds.append(peer.speed(ids, pair.auto.tokens[:SHOWN]).writing)
+    plain_speeds = [pair.plain_speed for pair in pairs]
+    auto_speeds = [pair.auto_speed for pair in pairs]
+    over_plain = ratios(auto_speeds, plain_speeds)
+    tokens = sum(len(pair.auto.tokens) for pair in pairs)
+    sources = sum((pair.auto.token_sources for pair in pairs), Counter())
+    row: Measured = {
         "task": name,
         "prompt": len(ids),
         "tokens": tokens,
-        "identical": all(plain.tokens == auto.tokens for plain, auto in pairs),
-        "auto_over_plain": median(auto / plain for plain, auto in rates),
-        "ratios": [round(auto / plain, 3) for plain, auto in rates],
-        "plain": median(plain for plain, _ in rates),
-        "auto": median(auto for _, auto in rates),
-        "tokens_a_step": round(tokens / sum(auto.count for auto in autos), 2),
-        "sources": dict(sum((auto.sources for auto in autos), Counter())),
+        "identical": all(pair.plain.tokens == pair.auto.tokens for pair in pairs),
+        "auto_over_plain": median(over_plain),
+        "ratios": [round(ratio, 3) for ratio in over_plain],
+        "plain": median(plain_speeds),
+        "auto": median(auto_speeds),
+        "tokens_a_step": round(tokens / sum(pair.auto.step_count for pair in pairs), 2),
+        "sources": dict(sources),
     }
-    if theirs:
-        made["llama"] = median(theirs)
-        for at, way in enumerate(("plain", "auto")):
-            made[f"{way}_over_llama"] = median(
-                rate[at] / other for rate, other in zip(rates, theirs, strict=True)
-            )
-    return made
+    if peer_speeds:
+        row["llama"] = median(peer_speeds)
+        row["plain_over_llama"] = median(ratios(plain_speeds, peer_speeds))
+        row["auto_over_llama"] = median(ratios(auto_speeds, peer_speeds))
+    return row
 
 
-def context(llm: LLM, length: int, peer: Peer | None, rounds: int) -> dict[str, Any]:
+def measure_context(llm: LLM, length: int, peer: Peer | None, rounds: int) -> Measured:
     """Reading a prompt and plain decoding behind it, beside the peer."""
-    ids = prompts.made("joined", llm.encode, length, 0)
-    reading, writing, theirs = [], [], []
-    for turn in range(rounds if length < 8192 else min(rounds, 2)):
+    ids = prompts.generated("joined", llm.encode, length, 0)
+    reading: list[float] = []
+    writing: list[float] = []
+    peer_speeds: list[PeerSpeed] = []
 
-        def ours() -> None:
-            begun = perf_counter()
-            state = llm.prefill(ids)
-            reading.append(length / (perf_counter() - begun))
-            done = state.generate(NEW, PLAIN, ignore_eos=True)
-            writing.append(len(done.token_ids) / done.metrics.seconds)
+    def measure_ours() -> None:
+        start = perf_counter()
+        state = llm.prefill(ids)
+        reading.append(length / (perf_counter() - start))
+        done = state.generate(NEW, PLAIN, ignore_eos=True)
+        writing.append(len(done.token_ids) / done.metrics.seconds)
 
-        def peers() -> None:
-            if peer:
-                theirs.append(peer.run(ids, ids[:NEW]))
+    def measure_peer() -> None:
+        if peer:
+            peer_speeds.append(peer.speed(ids, ids[:NEW]))
 
-        for side in (ours, peers) if turn % 2 else (peers, ours):
-            side()
-    made = {"context": length, "reading": median(reading), "writing": median(writing)}
-    if theirs:
-        for what, mine in (("reading", reading), ("writing", writing)):
-            made[f"llama_{what}"] = median(t[what] for t in theirs)
-            made[f"{what}_over_llama"] = median(
-                rate / other[what] for rate, other in zip(mine, theirs, strict=True)
-            )
-    return made
+    count = rounds if length < LONG else min(rounds, 2)
+    for _, measure in take_turns((measure_peer, measure_ours), range(count)):
+        measure()
+    row: Measured = {"context": length, "reading": median(reading), "writing": median(writing)}
+    if peer_speeds:
+        peer_reading = [speed.reading for speed in peer_speeds]
+        peer_writing = [speed.writing for speed in peer_speeds]
+        row["llama_reading"] = median(peer_reading)
+        row["reading_over_llama"] = median(ratios(reading, peer_reading))
+        row["llama_writing"] = median(peer_writing)
+        row["writing_over_llama"] = median(ratios(writing, peer_writing))
+    return row
 
 
-def main() -> int:
+def parse_options() -> argparse.Namespace:
+    """The command line's options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -330,25 +325,33 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="rows are added to this file")
-    args = parser.parse_args()
-    file = fetched(args.model) if args.model in FETCHED else Path(args.model)
-    llm = LLM(str(file), heads="auto" if args.eagle == "auto" else "none", eagle=args.eagle)
-    peer = Peer(args.peer, file, torch.get_num_threads()) if args.peer else None
-    for name in args.only or [*TASKS, *map(str, CONTEXTS)]:
-        what: Any = context(llm, int(name), peer, args.rounds) if name.isdigit() else None
-        row = {
-            "model": file.stem,
-            "dtype": llm.dtype,
-            **(what or task(llm, name, peer, args.rounds)),
-        }
-        row |= {"eagle": Path(args.eagle).name, "machine": machine("cpu"), "commit": commit()}
-        row |= {"peer": peer.version} if peer else {}
-        print(json.dumps(row), flush=True)
-        if args.out:
-            with args.out.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(row) + "\n")
-    if peer:
-        peer.close()
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Print a line of JSON for each task and context."""
+    options = parse_options()
+    file = model_file(options.model)
+    heads = "auto" if options.eagle == "auto" else "none"
+    llm = LLM(str(file), heads=heads, eagle=options.eagle)
+    peer = Peer(options.peer, file, torch.get_num_threads()) if options.peer else None
+    with peer.process if peer else nullcontext():
+        for name in options.only or [*TASKS, *map(str, CONTEXTS)]:
+            if name.isdigit():
+                measured = measure_context(llm, int(name), peer, options.rounds)
+            else:
+                measured = measure_task(llm, name, peer, options.rounds)
+            row = {
+                "model": file.stem,
+                "dtype": llm.dtype,
+                **measured,
+                "eagle": Path(options.eagle).name,
+                "machine": machine("cpu"),
+                "commit": commit(),
+            }
+            if peer:
+                row["peer"] = peer.version
+            publish(row, options.out)
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +18,11 @@ NOTES = "notes.toml"
 SHOWN = 2400  # characters of a text with its repeats marked
 INTRO = (
     "Every figure comes from rows of JSON that hold the whole configuration, versions, machine, "
-    "commit, "
-    "seeds and raw times. Plain decoding is measured with every row, in the same process, in "
-    "turns with it, "
-    "from the same prefilled state; × is its time over the variant's. α and β are accepted "
-    "drafted tokens "
-    "over γ × steps, all and those of n-grams. Figures are medians over prompts and seeds, with "
-    "the least "
-    "and the most in brackets. The paper's own figures stand below each of its tables."
+    "commit, seeds and raw times. Plain decoding is measured with every row, in the same process, "
+    "in turns with it, from the same prefilled state; × is its time over the variant's. α and β "
+    "are accepted drafted tokens over γ × steps, all and those of n-grams. Figures are medians "
+    "over prompts and seeds, with the least and the most in brackets. The paper's own figures "
+    "stand below each of its tables."
 )
 Plot = Callable[[Spec, Group], bytes]
 
@@ -62,84 +59,103 @@ def notes(folder: Path) -> dict[str, str]:
     if not file.is_file():
         return {}
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        texts = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{file} is not TOML ({error})") from error
-    return {name: " ".join(str(text).split()) for name, text in found.items()}
+    return {name: " ".join(str(text).split()) for name, text in texts.items()}
+
+
+def no_picture(spec: Spec, group: Group) -> bytes:
+    """In place of :func:`benchmarks.plots.plot`."""
+    return b""
 
 
 def parts(
-    specs: Sequence[Spec], rows: Sequence[Row], said: dict[str, str], plot: Plot
+    specs: Sequence[Spec], rows: Sequence[Row], notes: Mapping[str, str], plot: Plot
 ) -> list[Part]:
-    """The specs that have rows; ``said`` is from :func:`notes`, ``plot`` makes a picture."""
-    made = []
+    """The specs that have rows.
+
+    Args:
+        notes: see :func:`notes`.
+        plot: draws a group.
+    """
+    shown = []
     for spec in specs:
-        if found := tables.groups(spec, rows):
-            names = [
-                "-".join(
-                    filter(
-                        None, (spec.name, group.rows[0]["preset"] if spec.of_paper else "", which)
-                    )
-                )
-                for group, which in zip(
-                    found, ("", *map(str, range(2, len(found) + 1))), strict=True
-                )
-            ]
+        groups = tables.groups(spec, rows)
+        if groups:
             pictures = [
-                (f"{name}.svg", plot(spec, one)) for name, one in zip(names, found, strict=True)
+                (picture_name(spec, group, number), plot(spec, group))
+                for number, group in enumerate(groups, 1)
             ]
-            made.append(Part(spec, found, pictures, said.get(spec.name, "")))
-    return made
+            shown.append(Part(spec, groups, pictures, notes.get(spec.name, "")))
+    return shown
 
 
-def markdown(found: Sequence[Part], title: str, summary: str) -> str:
+def picture_name(spec: Spec, group: Group, number: int) -> str:
+    """The file name of a group's picture, such as "table3-cpu-2.svg" of the second group."""
+    preset = group.rows[0]["preset"] if spec.of_paper else ""
+    words = (spec.name, preset, str(number) if number > 1 else "")
+    return "-".join(filter(None, words)) + ".svg"
+
+
+def markdown(parts: Sequence[Part], title: str, summary: str) -> str:
     """The report."""
     blocks = [f"# {title}", INTRO, summary]
-    for part in found:
-        spec = part.spec
-        blocks += [
-            f"## {spec.label}. {spec.title}",
-            f"The paper: {spec.data['claim']}." if spec.of_paper else "",
-        ]
-        for group, (name, picture) in zip(part.groups, part.pictures, strict=True):
-            blocks += [
-                f"Ours: {group.about}." if group.about else "",
-                tables.of_group(spec, group).markdown(),
-            ]
-            blocks.append(f"![{spec.label}: {spec.title}](plots/{name})" if picture else "")
-            blocks += [_text(row) for row in group.rows if "stretches" in row]
-        theirs = tables.published(spec)
-        blocks += [
-            theirs.markdown() if theirs else "",
-            f"What differs: {spec.data['differs']}." if spec.of_paper else "",
-        ]
-        blocks.append(f"What it says: {part.note}" if part.note else "")
+    for part in parts:
+        blocks += blocks_of(part)
     return "\n\n".join(block.strip() for block in blocks if block.strip()) + "\n"
+
+
+def blocks_of(part: Part) -> list[str]:
+    """A part's paragraphs, tables and pictures; "" where there is nothing to say."""
+    spec = part.spec
+    theirs = tables.published(spec)
+    blocks = [
+        f"## {spec.label}. {spec.title}",
+        f"The paper: {spec.data['claim']}." if spec.of_paper else "",
+    ]
+    for group, (name, picture) in zip(part.groups, part.pictures, strict=True):
+        blocks += [
+            f"Ours: {group.about}." if group.about else "",
+            tables.of_group(spec, group).markdown(),
+            f"![{spec.label}: {spec.title}](plots/{name})" if picture else "",
+            *(_text(row) for row in group.rows if "stretches" in row),
+        ]
+    return [
+        *blocks,
+        theirs.markdown() if theirs else "",
+        f"What differs: {spec.data['differs']}." if spec.of_paper else "",
+        f"What it says: {part.note}" if part.note else "",
+    ]
 
 
 def _text(row: Row) -> str:
     """The beginning of a row's text, with repeats in bold."""
-    penalty, stretches = row["config"]["sampling"]["repetition_penalty"], row["stretches"]
-    share = sum(len(text) for text, repeated in stretches if repeated) / max(
-        1, sum(len(t) for t, _ in stretches)
-    )
-    cut, room = [], SHOWN
+    penalty = row["config"]["sampling"]["repetition_penalty"]
+    stretches = row["stretches"]
+    characters = sum(len(text) for text, _ in stretches)
+    repeated_characters = sum(len(text) for text, repeated in stretches if repeated)
+    share = repeated_characters / max(1, characters)
+    beginning = []
+    room = SHOWN
     for text, repeated in stretches:
         plain = re.sub(r"([\\`*_{}\[\]<>#|~!])", r"\\\1", " ".join(text[: max(0, room)].split()))
-        cut.append(f"**{plain}**" if repeated and plain else plain)
+        beginning.append(f"**{plain}**" if repeated and plain else plain)
         room -= len(text)
     head = (
         f"{row['config']['variant']}, text {row['config']['text'] + 1}, θ = {penalty:g}: "
         f"{share:.0%} repeats."
     )
-    return f"{head} The beginning:\n\n> {' '.join(filter(None, cut))}"
+    return f"{head} The beginning:\n\n> {' '.join(filter(None, beginning))}"
 
 
-def write(found: Sequence[Part], out: Path, title: str, summary: str) -> Path:
+def write(parts: Sequence[Part], out: Path, title: str, summary: str) -> Path:
     """Write the report and its pictures into a folder; the file."""
     (out / "plots").mkdir(parents=True, exist_ok=True)
-    for name, picture in (one for part in found for one in part.pictures if one[1]):
-        (out / "plots" / name).write_bytes(picture)
+    for part in parts:
+        for name, picture in part.pictures:
+            if picture:
+                (out / "plots" / name).write_bytes(picture)
     file = out / "report.md"
-    file.write_text(markdown(found, title, summary), encoding="utf-8")
+    file.write_text(markdown(parts, title, summary), encoding="utf-8")
     return file

@@ -9,8 +9,8 @@ import re
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,31 +18,34 @@ from benchmarks import engine, floats, schemas
 from benchmarks.common import Trial, options_of
 from benchmarks.decode import decode
 from benchmarks.needs import heads_place, missing
-from benchmarks.settings import LATER
+from benchmarks.settings import DEFAULTS, Config
+from benchmarks.words import Measured
 from tokenswift.config.strategies import build_options
 from tokenswift.engine.llm import LLM
 from tokenswift.loader.find import gguf_in, locate
 from tokenswift.loader.identity import file_digest, versions, weights_digest
 from tokenswift.speculation.eagle.find import place_of
+from tokenswift.speculation.heads.modules import Heads
 from tokenswift.speculation.methods import drafts_from
 from tokenswift.types import InputError
 
 CHECKOUT = Path(__file__).parents[1]
 #: how rows of a kind are measured
-KINDS: dict[str, Callable[[Trial], dict[str, Any]]] = {
+KINDS: dict[str, Callable[[Trial], Measured]] = {
     "decode": decode,
-    "text": lambda trial: decode(trial, keep=True),
+    "text": partial(decode, keep_text=True),
     "machine": engine.machine,
     "passes": engine.passes,
     "texts": engine.texts,
     "floats": floats.speed,
     "json": schemas.measure,
 }
+#: kinds of measurements without drafts
 UNDRAFTED = ("machine", "passes", "floats")
 
 
-def measure(kind: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Measure a configuration (see `settings.resolve`).
+def measure(kind: str, config: Config) -> Measured:
+    """Measure a configuration.
 
     Returns:
         What the row says beside its configuration.
@@ -54,50 +57,73 @@ def measure(kind: str, config: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(config["threads"])
     if lacking := missing(config):
         raise InputError(lacking)
-    scaling = None if config["rope_scaling"] == "none" else config["rope_scaling"]
-    place = {name: config[name] for name in ("dtype", "device", *LATER) if name in config}
-    drafters = {"heads": heads_place(config), "eagle": config.get("eagle")}
-    with LLM(config["model"], **drafters, rope_scaling=scaling, **place) as llm:
-        made = {"dtype": llm.dtype, "device": llm.device, "heads": None}
-        made |= {"weights": llm.source.identity["weights"], "stored": stored_as(llm, config)}
+    with load(config) as llm:
+        row: Measured = {
+            "dtype": llm.dtype,
+            "device": llm.device,
+            "heads": None,
+            "weights": llm.source.identity["weights"],
+            "stored": stored_as(llm, config),
+        }
         if kind not in UNDRAFTED:
-            made |= used(llm, config)
-        made |= KINDS[kind](Trial(llm, config))
-    return made | provenance(made["device"])
+            row |= drafters_of(llm, config)
+        row |= KINDS[kind](Trial(llm, config))
+        return row | provenance(llm.device)
 
 
-def stored_as(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
+def load(config: Config) -> LLM:
+    """The model of a row, with its heads and drafter."""
+    scaling = config["rope_scaling"]
+    return LLM(
+        config["model"],
+        dtype=config["dtype"],
+        device=config["device"],
+        heads=heads_place(config),
+        eagle=config.get("eagle"),
+        rope_scaling=None if scaling == "none" else scaling,
+        weights=config.get("weights", DEFAULTS["weights"]),
+        kv_cache_dtype=config.get("kv_cache_dtype", DEFAULTS["kv_cache_dtype"]),
+        backend=config.get("backend", DEFAULTS["backend"]),
+    )
+
+
+def stored_as(llm: LLM, config: Config) -> Measured:
     """What the model's weights are stored as, and the name of its GGUF file, if it has one."""
     file = gguf_in(locate(config["model"]))
     types = sorted(engine.weights_of(llm.target))
     return {"file": None if file is None else file.name, "types": types}
 
 
-def used(llm: LLM, config: dict[str, Any]) -> dict[str, Any]:
+def drafters_of(llm: LLM, config: Config) -> Measured:
     """The heads, the EAGLE-3 drafter and the draft model that this configuration's strategy uses,
     and what it drafts from."""
     options = build_options(config["strategy"], options_of(config))
-    heads, source = drafts_from(llm.resources, config["strategy"], options)
-    made: dict[str, Any] = {"heads": None, "drafts": source}
-    if heads is not None:
-        made["heads"] = {"kind": heads.kind, "count": heads.count, "file": Path(heads.source).name}
-        made["heads"]["weights"] = weights_digest(sorted(heads.named_parameters()))
-        made["heads"] |= {
-            name: heads.notes[name] for name in ("tokens", "steps") if name in heads.notes
-        }
+    heads, drafts = drafts_from(llm.resources, config["strategy"], options)
+    row: Measured = {"heads": None if heads is None else about_heads(heads), "drafts": drafts}
     if "eagle" in config:
-        made["eagle"] = _drafter(place_of(config["eagle"]))
-        made["drafts"] = source.replace(
-            config["eagle"], made["eagle"]["name"]
-        )  # no folder of this machine
-    small = config["options"].get("draft_model")
-    if small is not None or config["strategy"] == "triforce":
-        made["draft_model"] = _drafter(locate(llm.resources.draft_models.name(small)))
-    return made
+        place = place_of(config["eagle"])
+        row["eagle"] = about_weights(place)
+        row["drafts"] = drafts.replace(config["eagle"], place.name)  # no folder of this machine
+    draft_model = config["options"].get("draft_model")
+    if draft_model is not None or config["strategy"] == "triforce":
+        row["draft_model"] = about_weights(locate(llm.resources.draft_models.name(draft_model)))
+    return row
 
 
-def _drafter(place: Path) -> dict[str, Any]:
-    """A draft model or an EAGLE-3 drafter: a file, or a folder with one."""
+def about_heads(heads: Heads) -> Measured:
+    """What a row says of draft heads: kind, file, weights, and how they were trained."""
+    notes = {name: heads.notes[name] for name in ("tokens", "steps") if name in heads.notes}
+    return {
+        "kind": heads.kind,
+        "count": heads.count,
+        "file": Path(heads.source).name,
+        "weights": weights_digest(sorted(heads.named_parameters())),
+        **notes,
+    }
+
+
+def about_weights(place: Path) -> Measured:
+    """What a row says of a draft model or an EAGLE-3 drafter: a file, or a folder with one."""
     weights = place if place.is_file() else place / "model.safetensors"
     return {"name": place.name, "weights": file_digest(weights)[:32] if weights.is_file() else None}
 
@@ -114,11 +140,10 @@ def machine(device: str = "auto") -> str:
     kind = torch.backends.cpu.get_cpu_capability()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
-        found = dict(
-            re.findall(r"^(model name|flags)\s*: (.*)$", cpuinfo.read_text(), re.MULTILINE)
-        )
-        model = found.get("model name", model)
-        native = {"avx512_bf16", "amx_bf16"} & set(found.get("flags", "").split())
+        lines = re.findall(r"^(model name|flags)\s*: (.*)$", cpuinfo.read_text(), re.MULTILINE)
+        about = dict(lines)
+        model = about.get("model name", model)
+        native = {"avx512_bf16", "amx_bf16"} & set(about.get("flags", "").split())
         kind += "" if native else " without bfloat16 products"
     threads = torch.get_num_threads()
     return f"{model} ({kind}), {threads} thread{'s' if threads > 1 else ''}"
@@ -141,7 +166,7 @@ def commit() -> str | None:
         return None
 
 
-def provenance(device: str) -> dict[str, Any]:
+def provenance(device: str) -> Measured:
     """What every row says of where it comes from."""
     return {
         "machine": machine(device),

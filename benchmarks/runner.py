@@ -19,14 +19,15 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
-from benchmarks.settings import key_of, public
+from benchmarks.settings import Config, key_of, public
+from benchmarks.words import Measured, Row
 from tokenswift.types import InputError
 
-ROWS, LOCK = "rows.jsonl", "rows.lock"
+ROWS = "rows.jsonl"
+LOCK = "rows.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Job:
     spec: str
     kind: str
     preset: str
-    config: dict[str, Any]
+    config: Config
     label: str = ""
 
     @property
@@ -55,23 +56,22 @@ class Job:
         return f"{self.spec}: {label}, text {self.config['text'] + 1}, seed {self.config['seed']}"
 
 
-def read_rows(*folders: Path) -> list[dict[str, Any]]:
+def read_rows(*folders: Path) -> list[Row]:
     """The rows of all JSON-lines files of folders (and below), a later one of equal key over an
     earlier."""
-    found: dict[str, dict[str, Any]] = {}
-    for file in [file for folder in folders for file in sorted(folder.rglob("*.jsonl"))]:
-        lines = file.read_bytes().split(b"\n")[
-            :-1
-        ]  # what stands behind the last was cut off by a kill
+    rows: dict[str, Row] = {}
+    files = [file for folder in folders for file in sorted(folder.rglob("*.jsonl"))]
+    for file in files:
+        *lines, _ = file.read_bytes().split(b"\n")  # what follows the last was cut off by a kill
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
-                found[row["key"]] = row
+                rows[row["key"]] = row
             except (ValueError, KeyError, TypeError) as error:
                 raise InputError(
                     f"{file.name}, line {number} is not a row of a benchmark"
                 ) from error
-    return list(found.values())
+    return list(rows.values())
 
 
 @contextmanager
@@ -102,46 +102,72 @@ def run(jobs: Sequence[Job], folder: Path) -> dict[str, int]:
         left = {job.key: job for job in jobs if job.key not in there}
         counts["there"] = len(jobs) - len(left)
         for number, job in enumerate(left.values(), 1):
-            started = time.monotonic()
-            word, made = _measured(job)
-            seconds = time.monotonic() - started
-            counts[word] += 1
-            if word == "done":
-                row = {"key": job.key, "spec": job.spec, "kind": job.kind, "preset": job.preset}
-                row |= {"config": public(job.config), "seconds": round(seconds, 2), **made}
-                with file.open("ab", buffering=0) as out:
-                    out.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
-                    os.fsync(out.fileno())
-            said = word if word == "done" else f"{word}: {made}"
+            start = time.monotonic()
+            outcome = _measured(job)
+            seconds = time.monotonic() - start
+            counts[outcome.word] += 1
+            if outcome.row is not None:
+                _append(file, job, seconds, outcome.row)
             print(
-                f"[{number}/{len(left)}] {job}: {said}, {seconds:.1f} s",
+                f"[{number}/{len(left)}] {job}: {outcome}, {seconds:.1f} s",
                 file=sys.stderr,
                 flush=True,
             )
     return counts
 
 
-def _measured(job: Job) -> tuple[str, Any]:
-    """One row in a process of its own: ("done", what it says), ("left out", why) or ("failed",
-    why)."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a job.
+
+    Attributes:
+        word: "done", "left out" or "failed".
+        row: what the row says beside its configuration, where it is done.
+        reason: where it is not.
+    """
+
+    word: str
+    row: Measured | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.reason}" if self.reason else self.word
+
+
+def _append(file: Path, job: Job, seconds: float, measured: Measured) -> None:
+    """Write a row to the end of a file, by one write, and to the disk."""
+    row = {
+        "key": job.key,
+        "spec": job.spec,
+        "kind": job.kind,
+        "preset": job.preset,
+        "config": public(job.config),
+        "seconds": round(seconds, 2),
+        **measured,
+    }
+    with file.open("ab", buffering=0) as out:
+        out.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+        os.fsync(out.fileno())
+
+
+def _measured(job: Job) -> Outcome:
+    """One row, in a process of its own."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["benchmarks.row"]
-    )  # processes are forked from what imported it once
+    # imported once, by the process that all others are forked from
+    context.set_forkserver_preload(["benchmarks.row"])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         try:
-            return "done", pool.submit(measure, job.kind, job.config).result()
+            return Outcome("done", row=pool.submit(measure, job.kind, job.config).result())
         except InputError as error:
-            return "left out", str(error)
+            return Outcome("left out", reason=str(error))
         except BrokenProcessPool:
-            return "failed", "its process ended"
-        except (
-            Exception
-        ) as error:  # the runner goes on with the next row, and the user sees one line
-            return "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            return Outcome("failed", reason="its process ended")
+        except Exception as error:  # the next row is measured, and the user sees one line
+            text = " ".join(str(error).split())[:200]
+            return Outcome("failed", reason=f"{type(error).__name__}: {text}")
 
 
-def measure(kind: str, config: dict[str, Any]) -> dict[str, Any]:
+def measure(kind: str, config: Config) -> Measured:
     """What a row says; torch is loaded in its process alone."""
     from benchmarks import row
 

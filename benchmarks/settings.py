@@ -9,12 +9,49 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from tokenswift.checks import check_choice, check_integer, shown
 from tokenswift.config.sampling import NEUTRAL, SamplingParams, settings_of
 from tokenswift.config.strategies import OPTIONS, build_options
 from tokenswift.types import InputError
+
+#: settings by name, as TOML files and command lines have them
+Settings = Mapping[str, Any]
+
+
+class Config(TypedDict):
+    """The full configuration of one row, as the row has it.
+
+    `settings.toml` says what each setting is. Rows name some settings only where they differ from
+    the defaults; `rounds` and `schemas` are those of some kinds of measurements.
+    """
+
+    variant: str
+    strategy: str
+    options: dict[str, Any]
+    model: str
+    dtype: str
+    device: str
+    heads: str
+    rope_scaling: str
+    threads: int
+    prompts: str
+    prefill: int
+    sampler: str
+    weights: NotRequired[str]
+    kv_cache_dtype: NotRequired[str]
+    backend: NotRequired[str]
+    eagle: NotRequired[str]
+    sampling: dict[str, Any]
+    points: list[int]
+    reach: str
+    measured: NotRequired[int]
+    text: int
+    seed: int
+    rounds: NotRequired[int]
+    schemas: NotRequired[int]
+
 
 #: the paper's samplers: of its models (Table 10), and those that it compares (Tables 6 and 12)
 SAMPLERS: dict[str, dict[str, float]] = {
@@ -31,25 +68,34 @@ SAMPLERS: dict[str, dict[str, float]] = {
 FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name != "seed")
 #: see the file
 FILE = tomllib.loads((Path(__file__).parent / "settings.toml").read_text(encoding="utf-8"))
-DEFAULTS: dict[str, Any] = FILE["defaults"]
-OWN: dict[str, dict[str, Any]] = FILE["kinds"]
-KINDS = tuple(OWN)
-#: settings that rows name where they are not the usual ones
-LATER = ("weights", "kv_cache_dtype", "backend")
+DEFAULTS: Settings = FILE["defaults"]
+#: kind of measurement → the settings that it alone has
+SETTINGS_OF_KIND: Mapping[str, Settings] = FILE["kinds"]
+KINDS = tuple(SETTINGS_OF_KIND)
+#: kinds of measurements that have a row for each prompt and seed
+KINDS_BY_PROMPT = ("decode", "text")
+#: options of loading that rows name where they are not the defaults
+LOADING_OPTIONS = ("weights", "kv_cache_dtype", "backend")
 #: strategy → names of its options
-TAKEN = {name: tuple(field.name for field in fields(kind)) for name, kind in OPTIONS.items()}
-_ALL = [
-    *DEFAULTS,
-    *FIELDS,
-    *sum(TAKEN.values(), ()),
-    *(name for own in OWN.values() for name in own),
-]
-KEYS = tuple(dict.fromkeys(_ALL))
+OPTION_NAMES = {
+    name: tuple(field.name for field in fields(options)) for name, options in OPTIONS.items()
+}
+#: names of all settings
+KEYS = tuple(
+    dict.fromkeys(
+        [
+            *DEFAULTS,
+            *FIELDS,
+            *(name for names in OPTION_NAMES.values() for name in names),
+            *(name for settings in SETTINGS_OF_KIND.values() for name in settings),
+        ]
+    )
+)
 #: settings that may name a file or folder
 _PLACES = ("model", "heads", "eagle", "prompts", "draft_model")
 
 
-def parse(text: str) -> tuple[str, Any]:
+def parse(text: str) -> tuple[str, object]:
     """``KEY=VALUE`` as a setting; values with commas between them are a list (but for trees).
 
     Raises:
@@ -65,21 +111,22 @@ def parse(text: str) -> tuple[str, Any]:
     return key, parts if len(parts) > 1 or key == "points" else parts[0]
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
+    """A value as JSON, or the text as it is."""
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def check_keys(given: Mapping[str, Any], where: str) -> None:
-    """Raise :class:`InputError` for a name that is no setting."""
-    for key in given:
+def check_keys(settings: Mapping[str, object], source: str) -> None:
+    """Raise :class:`InputError` for a name that is no setting; ``source`` says who names it."""
+    for key in settings:
         if key not in KEYS:
-            raise InputError(f"{where}: {shown(key)} is not a setting; valid: {', '.join(KEYS)}")
+            raise InputError(f"{source}: {shown(key)} is not a setting; valid: {', '.join(KEYS)}")
 
 
-def axes(settings: Mapping[str, Any]) -> list[tuple[str, list[Any]]]:
+def axes(settings: Settings) -> list[tuple[str, list[Any]]]:
     """The settings that have several values: a row for each (of points, all are one value)."""
     return [
         (key, value)
@@ -88,9 +135,7 @@ def axes(settings: Mapping[str, Any]) -> list[tuple[str, list[Any]]]:
     ]
 
 
-def resolve(
-    variant: str, settings: Mapping[str, Any], text: int, seed: int, kind: str = "decode"
-) -> dict[str, Any]:
+def resolve(variant: str, settings: Settings, text: int, seed: int, kind: str = "decode") -> Config:
     """The full configuration of one row.
 
     Args:
@@ -101,60 +146,63 @@ def resolve(
     Raises:
         InputError: naming the setting and what is valid.
     """
-    merged = {**DEFAULTS, **OWN[kind], **settings}
+    merged = {**DEFAULTS, **SETTINGS_OF_KIND[kind], **settings}
     check_choice("strategy", merged["strategy"], tuple(OPTIONS))
     check_choice("reach", merged["reach"], ("generate", "text"))
-    for key in ("texts", "seeds", "prefill", "measured", *OWN[kind]):
+    for key in ("texts", "seeds", "prefill", "measured", *SETTINGS_OF_KIND[kind]):
         check_integer(key, merged[key], 1)
     check_integer("threads", merged["threads"], 0)
+    check_choice("sampler", merged["sampler"], tuple(SAMPLERS))
+    config: Config = {
+        "variant": variant,
+        "strategy": merged["strategy"],
+        "options": _options(merged),
+        "model": merged["model"],
+        "dtype": merged["dtype"],
+        "device": merged["device"],
+        "heads": merged["heads"],
+        "rope_scaling": merged["rope_scaling"],
+        "threads": merged["threads"],
+        "prompts": merged["prompts"],
+        "prefill": merged["prefill"],
+        "sampler": merged["sampler"],
+        "sampling": _sampling(merged, seed),
+        "points": _points(merged),
+        "reach": merged["reach"],
+        "text": text,
+        "seed": seed,
+    }
+    if merged["strategy"] == "auto" and merged["eagle"] != "none":
+        config["eagle"] = merged["eagle"]
+    if merged["reach"] == "text":
+        config["measured"] = merged["measured"]
+    optional = [key for key in LOADING_OPTIONS if merged[key] != DEFAULTS[key]]
+    for key in (*optional, *SETTINGS_OF_KIND[kind]):
+        config[key] = merged[key]
+    return config
+
+
+def _points(merged: Settings) -> list[int]:
+    """The numbers of new tokens at which figures are taken."""
     points = merged["points"] if isinstance(merged["points"], list) else [merged["points"]]
     for point in points:
         check_integer("points", point, 1)
     if not points or points != sorted(set(points)):
         raise InputError(f"points is {shown(points)}; valid: rising numbers of new tokens")
-    check_choice("sampler", merged["sampler"], tuple(SAMPLERS))
-    sampling = {
-        **NEUTRAL,
-        **SAMPLERS[merged["sampler"]],
-        **{k: merged[k] for k in FIELDS if k in merged},
-    }
-    options = _options(merged)
-    named = (
-        "model",
-        "dtype",
-        "device",
-        "heads",
-        "rope_scaling",
-        "threads",
-        "prompts",
-        "prefill",
-        "sampler",
-    )
-    return {
-        "variant": variant,
-        "strategy": merged["strategy"],
-        "options": {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()},
-        **{k: merged[k] for k in named},
-        **{k: merged[k] for k in LATER if merged[k] != DEFAULTS[k]},
-        **(
-            {"eagle": merged["eagle"]}
-            if merged["strategy"] == "auto" and merged["eagle"] != "none"
-            else {}
-        ),
-        "sampling": settings_of(SamplingParams(**sampling, seed=seed)),
-        "points": points,
-        "reach": merged["reach"],
-        **({"measured": merged["measured"]} if merged["reach"] == "text" else {}),
-        "text": text,
-        "seed": seed,
-        **{key: merged[key] for key in OWN[kind]},
-    }
+    return points
 
 
-def _options(merged: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the strategy's options that are set."""
+def _sampling(merged: Settings, seed: int) -> dict[str, Any]:
+    """The sampling parameters: the sampler's, and those that are settings of their own."""
+    single = {key: merged[key] for key in FIELDS if key in merged}
+    params = SamplingParams(**{**NEUTRAL, **SAMPLERS[merged["sampler"]], **single}, seed=seed)
+    return settings_of(params)
+
+
+def _options(merged: Settings) -> dict[str, Any]:
+    """Those of the strategy's options that are set, with lists for tuples."""
     strategy = merged["strategy"]
-    options = {k: merged[k] for k in TAKEN[strategy] if k in merged}
+    options = {name: merged[name] for name in OPTION_NAMES[strategy] if name in merged}
     if "tree" in options:
         try:
             options["tree"] = tuple(int(width) for width in str(options["tree"]).split(","))
@@ -163,28 +211,32 @@ def _options(merged: Mapping[str, Any]) -> dict[str, Any]:
                 f"tree is {shown(options['tree'])}; valid: integers such as 1,3,3,3"
             ) from None
     build_options(strategy, options)
-    return options
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in options.items()
+    }
 
 
-def public(config: Mapping[str, Any]) -> dict[str, Any]:
+def public(config: Config) -> dict[str, Any]:
     """A configuration without the places of files on this machine: their names alone."""
-    made = {**config, "options": dict(config["options"])}
-    for part in (made, made["options"]):
-        for key in _PLACES:
-            if part.get(key) and Path(part[key]).exists():
-                part[key] = Path(part[key]).resolve().name
-    return made
+    return {**_without_folders(config), "options": _without_folders(config["options"])}
 
 
-def key_of(spec: str, config: Mapping[str, Any]) -> str:
+def _without_folders(settings: Mapping[str, object]) -> dict[str, object]:
+    return {
+        key: Path(str(value)).resolve().name
+        if key in _PLACES and value and Path(str(value)).exists()
+        else value
+        for key, value in settings.items()
+    }
+
+
+def key_of(spec: str, config: Config) -> str:
     """What names a row: rows of equal key are the same measurement."""
     text = json.dumps([spec, public(config)], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def value_of(config: Mapping[str, Any], key: str) -> Any:
-    """A setting of a row's configuration, wherever it stands."""
-    for part in (config, config["options"], config["sampling"]):
-        if key in part:
-            return part[key]
-    return None
+def value_of(config: Config, key: str) -> Any:
+    """A setting of a row's configuration, wherever it stands; None where it is not there."""
+    parts: tuple[Settings, ...] = (config, config["options"], config["sampling"])
+    return next((part[key] for part in parts if key in part), None)

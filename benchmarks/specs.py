@@ -2,28 +2,28 @@
 
 ::
 
-    title, kind, claim, differs   what it shows; how its rows are measured (`row.KINDS`); the
-    paper's claim;
-                                  how this measurement differs from the paper's
-    rows_of, where                instead of variants: show rows of other specs, those with these
-        values
-    methods                       ways to run TokenSwift, by their names in methods.toml: variants
-    before its
-                                  own, with the settings there under those here
-    [settings]                    values of `settings.DEFAULTS`, of sampling parameters, of strategy
-    options;
-                                  several values of one setting make rows for each
-    [[variants]]                  name, and settings of its own: what is compared
-    [presets.smoke], .cpu, .gpu   settings over both; only = names of variants;
-                                  [presets.P.variants.NAME] for one
-    group                         "paper", or a name under which specs of our own are asked for
-    together [table]                       by: settings that tell lines apart; figures: names of
-        settings.toml; or, in
-                                  specs of our own, columns, sort and best: see `tables`
-    [plot]                        x: a setting or "point"; y: figures; series: settings that tell
-    lines apart;
-                                  where: as above
-    [published]                   columns and rows of the paper's numbers; note
+    title      what it shows
+    kind       how its rows are measured (`row.KINDS`)
+    claim      the paper's claim
+    differs    how this measurement differs from the paper's
+    group      "paper", or a name under which specs of our own are chosen together
+    rows_of    instead of variants: show the rows of these specs, too
+    where      of all rows show those alone that have these values
+    methods    ways to run TokenSwift, by their names in methods.toml: variants before its own,
+               with the settings there under those here
+    [settings]
+               values of `settings.DEFAULTS`, of sampling parameters, of strategy options;
+               several values of one setting make rows for each
+    [[variants]]
+               name, and settings of its own: what is compared
+    [presets.smoke], [presets.cpu], [presets.gpu]
+               settings over both; only = names of variants; [presets.P.variants.NAME] for one
+    [table]    by: settings that tell lines apart; figures: names of settings.toml; or, in specs
+               of our own, columns, sort and best: see `tables`
+    [plot]     x: a setting or "point"; y: figures; series: settings that tell lines apart;
+               where: as above; together: one panel of this title for all figures
+    [published]
+               columns and rows of the paper's numbers; note
 """
 
 from __future__ import annotations
@@ -36,8 +36,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.needs import METHODS, of_model
-from benchmarks.settings import DEFAULTS, KINDS, TAKEN, axes, check_keys, resolve
+from benchmarks.needs import METHODS, with_model
+from benchmarks.settings import (
+    DEFAULTS,
+    KINDS,
+    KINDS_BY_PROMPT,
+    OPTION_NAMES,
+    Config,
+    Settings,
+    axes,
+    check_keys,
+    resolve,
+)
 from tokenswift.checks import check_choice, check_integer, shown
 from tokenswift.types import InputError
 
@@ -68,7 +78,7 @@ class Spec:
         return self.data.get("kind", "decode")
 
     @property
-    def variants(self) -> list[Mapping[str, Any]]:
+    def variants(self) -> list[Settings]:
         """What it compares, by name: methods, then variants of its own."""
         return [
             *({"name": name} for name in self.data.get("methods", ())),
@@ -116,65 +126,73 @@ class Spec:
             return self.name
         return f"{kind}{'s' if ' and ' in digits else ''} {digits}"
 
-    def rows(self, preset: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def rows(self, preset: str, overrides: Settings) -> list[Config]:
         """The configurations of all rows.
 
         Args:
             preset: one of :data:`PRESETS`.
-            given: settings that go over everything but the ``prompts`` of a variant that has its
-                own.
+            overrides: settings that go over everything but the ``prompts`` of a variant that has
+                its own.
         Raises:
             InputError: naming the setting and what is valid.
         """
         check_choice("preset", preset, PRESETS)
-        chosen = self.data.get("presets", {}).get(preset, {})
-        own = {key: value for key, value in chosen.items() if key not in ("only", "variants")}
-        made: list[dict[str, Any]] = []
+        only = self._preset(preset).get("only")
+        configs: list[Config] = []
         for variant in self.variants:
             name = variant["name"]
-            if "only" in chosen and name not in chosen["only"]:
-                continue
-            method = METHODS[name] if name in self.data.get("methods", ()) else {}
-            mine = {key: value for key, value in variant.items() if key != "name"}
-            more = chosen.get("variants", {}).get(name, {})
-            over = {**self.data.get("settings", {}), **mine, **own, **more, **given}
-            check_keys(over, f"spec {self.name}")
-            if "prompts" in mine:  # a kind of text that is what the line is about
-                over["prompts"] = mine["prompts"]
-            if (
-                self.with_eagle and name not in self.with_eagle
-            ):  # the drafter is for those lines alone
-                over.pop("eagle", None)
-            made += self._rows_of(name, {**method, **over}, preset)
-        return made
+            if only is None or name in only:
+                settings = self._settings(variant, preset, overrides)
+                configs += self._rows_of(name, settings, preset)
+        return configs
 
-    def _rows_of(
-        self, variant: str, settings: Mapping[str, Any], preset: str
-    ) -> list[dict[str, Any]]:
+    def _preset(self, preset: str) -> Settings:
+        return self.data.get("presets", {}).get(preset, {})
+
+    def _settings(self, variant: Settings, preset: str, overrides: Settings) -> Settings:
+        """A variant's settings, from what goes under to what goes over."""
+        name = variant["name"]
+        method = METHODS[name] if name in self.data.get("methods", ()) else {}
+        in_preset = self._preset(preset)
+        settings: dict[str, Any] = {
+            **self.data.get("settings", {}),
+            **{key: value for key, value in variant.items() if key != "name"},
+            **{key: value for key, value in in_preset.items() if key not in ("only", "variants")},
+            **in_preset.get("variants", {}).get(name, {}),
+            **overrides,
+        }
+        check_keys(settings, f"spec {self.name}")
+        if "prompts" in variant:  # a kind of text that is what the line is about
+            settings["prompts"] = variant["prompts"]
+        if self.with_eagle and name not in self.with_eagle:  # the drafter is for those lines alone
+            settings.pop("eagle", None)
+        return {**method, **settings}
+
+    def _rows_of(self, variant: str, settings: Settings, preset: str) -> list[Config]:
+        """A row for each of several values, each prompt and each seed."""
         strategy = settings.get("strategy", DEFAULTS["strategy"])
-        others = {name for names in TAKEN.values() for name in names}.difference(
-            TAKEN.get(strategy, ())
-        )
-        used = {k: v for k, v in settings.items() if k not in others}
+        all_options = {name for names in OPTION_NAMES.values() for name in names}
+        unused = all_options.difference(OPTION_NAMES.get(strategy, ()))
+        used = {key: value for key, value in settings.items() if key not in unused}
+        several = axes(used)
         if used.get("reach") == "text":
-            used["points"] = [[point] for point in used.get("points", DEFAULTS["points"])]
-        several = [
-            *axes(used),
-            *([("points", used["points"])] if used.get("reach") == "text" else []),
-        ]
-        made = []
+            points = used.get("points", DEFAULTS["points"])
+            several.append(("points", [[point] for point in points]))
+        keys = [key for key, _ in several]
+        by_prompt = self.kind in KINDS_BY_PROMPT
+        configs = []
         for values in product(*(values for _, values in several)):
-            one = {**used, **{key: value for (key, _), value in zip(several, values, strict=True)}}
-            named = preset == "gpu" and self.kind in ("decode", "text")
-            one = of_model(one.get("model", DEFAULTS["model"]), strategy, one, named)
-            counts = [
-                one.get(k, DEFAULTS[k]) if self.kind in KINDS[:2] else 1 for k in ("texts", "seeds")
-            ]
-            for count in counts:
+            single = {**used, **dict(zip(keys, values, strict=True))}
+            model = single.get("model", DEFAULTS["model"])
+            named = preset == "gpu" and by_prompt
+            single = with_model(single, model, strategy, named)
+            texts = single.get("texts", DEFAULTS["texts"]) if by_prompt else 1
+            seeds = single.get("seeds", DEFAULTS["seeds"]) if by_prompt else 1
+            for count in (texts, seeds):
                 check_integer("texts and seeds", count, 1)
-            for text, seed in product(*map(range, counts)):
-                made.append(resolve(variant, one, text, seed, self.kind))
-        return made
+            for text, seed in product(range(texts), range(seeds)):
+                configs.append(resolve(variant, single, text, seed, self.kind))
+        return configs
 
 
 def names() -> list[str]:
@@ -196,10 +214,10 @@ def load(name: str) -> Spec:
     Raises:
         InputError: no such spec, or a file that is none.
     """
-    own = name.endswith(".toml")
-    if not own and name not in names():
+    is_file = name.endswith(".toml")
+    if not is_file and name not in names():
         raise InputError(f"spec is {shown(name)}; valid: {', '.join(names())}, or a TOML file")
-    path = Path(name).expanduser() if own else FOLDER / f"{name}.toml"
+    path = Path(name).expanduser() if is_file else FOLDER / f"{name}.toml"
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -215,10 +233,10 @@ def load(name: str) -> Spec:
     return spec
 
 
-def chosen(wanted: Sequence[str]) -> list[Spec]:
+def chosen(names_or_groups: Sequence[str]) -> list[Spec]:
     """The specs of these names or groups; of none, the paper's."""
     every = [load(name) for name in names()]
-    found: list[Spec] = []
-    for name in wanted or ("paper",):
-        found += [spec for spec in every if spec.group == name] or [load(name)]
-    return found
+    specs: list[Spec] = []
+    for name in names_or_groups or ("paper",):
+        specs += [spec for spec in every if spec.group == name] or [load(name)]
+    return specs

@@ -13,46 +13,64 @@ mode; ``--out`` appends them to a file.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import subprocess
-import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from benchmarks.json_lines import last_line_of, publish
 from benchmarks.row import commit, machine
+from tokenswift.turns import take_turns
 
 ROOT = Path(__file__).resolve().parents[1]
-
-MEASURE = """
-import json, sys
-from tokenswift import LLM, SamplingParams
-
-book, dtype, context, tokens = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-llm = LLM("smollm2-135m", dtype=dtype)
-ids = llm.encode(open(book, encoding="utf-8").read()[20_000 : 20_000 + 8 * context])[:context]
-found = {}
-for mode, strategy in (("plain", "autoregressive"), ("automatic", sys.argv[5])):
-    llm.generate(ids, 32, strategy, sampling=SamplingParams(seed=0), ignore_eos=True)
-    done = llm.generate(ids, tokens, strategy, sampling=SamplingParams(seed=1), ignore_eos=True)
-    found[mode] = 1000 * done.metrics.seconds / len(done.token_ids)
-print(json.dumps(found))
-"""
+DTYPES = ("float32", "bfloat16")
+MODES = ("plain", "automatic")
 
 
-def measure(source: Path, cache: Path | None, strategy: str, *how: object) -> dict[str, float]:
-    """Milliseconds a token of one version, by mode."""
-    environment = {**os.environ, "PYTHONPATH": str(source)}
-    if cache is not None:
-        environment |= {"TOKENSWIFT_CACHE": str(cache), "XDG_CACHE_HOME": str(cache)}
-    command = [sys.executable, "-c", MEASURE, *map(str, how), strategy]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version of this repository.
+
+    Attributes:
+        name: "older" or "newer".
+        sources: the folder that its package is imported from.
+        cache: where it keeps models and kernels; None: the user's cache.
+        automatic: the strategy that its adaptive drafting is called.
+    """
+
+    name: str
+    sources: Path
+    cache: Path | None
+    automatic: str
 
 
-def main() -> None:
-    """Measure, and print medians and their ratio."""
+def unpack(revision: str, folder: Path) -> Path:
+    """Put the sources of a commit into a folder; the folder of its packages."""
+    folder.mkdir()
+    packed = subprocess.run(
+        ["git", "archive", revision, "src"], cwd=ROOT, stdout=subprocess.PIPE, check=True
+    )
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=packed.stdout, check=True)
+    return folder / "src"
+
+
+def measure(
+    versions: list[Version], dtype: str, options: argparse.Namespace
+) -> dict[str, list[dict[str, float]]]:
+    """Milliseconds a token by mode, of each version in each round."""
+    rounds: dict[str, list[dict[str, float]]] = {version.name: [] for version in versions}
+    for _, version in take_turns(versions, range(options.rounds)):
+        arguments = [options.book, dtype, options.context, options.tokens, version.automatic]
+        milliseconds = last_line_of(
+            "checkout_modes.py", arguments, dict[str, float], version.sources, version.cache
+        )
+        rounds[version.name].append(milliseconds)
+    return rounds
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line's options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("older", metavar="COMMIT")
     parser.add_argument("book", type=Path, metavar="BOOK")
@@ -61,42 +79,47 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--strategy", default="auto", help="what adaptive drafting was called then")
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, and print medians and their ratio."""
+    options = parse_options()
     with tempfile.TemporaryDirectory() as folder:
-        older = Path(folder) / "older"
-        older.mkdir()
-        packed = subprocess.run(
-            ["git", "archive", args.older, "src"], cwd=ROOT, stdout=subprocess.PIPE, check=True
-        )
-        subprocess.run(["tar", "-x", "-C", str(older)], input=packed.stdout, check=True)
-        sides = {
-            "older": (older / "src", Path(folder) / "cache", args.strategy),
-            "newer": (ROOT / "src", None, "auto"),
-        }
-        for dtype in ("float32", "bfloat16"):
-            times: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
-            for turn in range(args.rounds):
-                for side in sorted(sides, reverse=bool(turn % 2)):
-                    how = (args.book, dtype, args.context, args.tokens)
-                    times[side].append(measure(*sides[side], *how))
-            for mode in ("plain", "automatic"):
-                ms = {side: [round(one[mode], 2) for one in times[side]] for side in sides}
-                ratio = median(ms["newer"]) / median(ms["older"])
+        versions = [
+            Version(
+                name="newer",
+                sources=ROOT / "src",
+                cache=None,
+                automatic="auto",
+            ),
+            Version(
+                name="older",
+                sources=unpack(options.older, Path(folder) / "older"),
+                cache=Path(folder) / "cache",
+                automatic=options.strategy,
+            ),
+        ]
+        for dtype in DTYPES:
+            rounds = measure(versions, dtype, options)
+            for mode in MODES:
+                milliseconds = {
+                    name: [round(of_round[mode], 2) for of_round in of_version]
+                    for name, of_version in sorted(rounds.items(), reverse=True)
+                }
+                ratio = median(milliseconds["newer"]) / median(milliseconds["older"])
                 row = {
-                    "older": args.older,
+                    "older": options.older,
                     "commit": commit(),
                     "machine": machine("cpu"),
                     "mode": mode,
                     "dtype": dtype,
-                    "context": args.context,
-                    "tokens": args.tokens,
-                    "ms_a_token": ms,
+                    "context": options.context,
+                    "tokens": options.tokens,
+                    "ms_a_token": milliseconds,
                     "newer_over_older": round(ratio, 3),
                 }
-                print(json.dumps(row), flush=True)
-                if args.out is not None:
-                    with args.out.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(row) + "\n")
+                publish(row, options.out)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,10 @@ from typing import Any
 from benchmarks.settings import FILE, value_of
 from tokenswift.loader.default_model import DEFAULT, DRAFT
 
+#: a row of a benchmark, as its file has it
 Row = dict[str, Any]
+#: what a row says beside its configuration: values that JSON can hold
+Measured = dict[str, object]
 #: figure → its head in tables, and digits after the point
 NAMES: dict[str, tuple[str, int]] = FILE["figures"]
 #: the default model in words
@@ -20,7 +23,7 @@ def head_of(key: str) -> str:
     return FILE["heads"].get(key, key.replace("_", " "))
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A label."""
     if value is None:
         return "auto"
@@ -38,20 +41,20 @@ def about(rows: Sequence[Row]) -> str:
     """The conditions that rows of one table were measured under."""
 
     def several(name: str) -> str:
-        found = (row.get(name, value_of(row["config"], name)) for row in rows)
-        return ", ".join(sorted({str(value) for value in found if value is not None}))
+        values = (row.get(name, value_of(row["config"], name)) for row in rows)
+        return ", ".join(sorted({str(value) for value in values if value is not None}))
 
-    parts = {f"preset {several('preset')}": True, model_words(rows): True}
-    parts |= {several(name): True for name in ("dtype", "machine")}
-    for words, name in (
-        ("sampler", "sampler"),
-        ("prompts", "prompts"),
-        ("lengths reached", "reached"),
-    ):
-        parts[f"{words} {several(name)}"] = rows[0]["kind"] in ("decode", "text")
-    parts[f"RoPE scaling {several('rope_scaling')}"] = several("rope_scaling") not in ("", "none")
-    parts[f"commit {several('commit')}"] = True
-    return "; ".join(words for words, said in parts.items() if said)
+    parts = [f"preset {several('preset')}", model_words(rows), several("dtype"), several("machine")]
+    if rows[0]["kind"] in ("decode", "text"):
+        parts += [
+            f"sampler {several('sampler')}",
+            f"prompts {several('prompts')}",
+            f"lengths reached {several('reached')}",
+        ]
+    if several("rope_scaling") not in ("", "none"):
+        parts.append(f"RoPE scaling {several('rope_scaling')}")
+    parts.append(f"commit {several('commit')}")
+    return "; ".join(parts)
 
 
 def model_words(rows: Sequence[Row]) -> str:
@@ -63,9 +66,13 @@ def model_words(rows: Sequence[Row]) -> str:
 def drafter_words(row: Row) -> str:
     """The heads, the EAGLE-3 drafter or the draft model that a row used; "none" where it had
     none."""
-    heads, small, eagle = row.get("heads"), row.get("draft_model"), row.get("eagle")
-    if small or row["config"].get("strategy") == "triforce":
-        return f"draft model {small['name'] if small else DRAFT}"
-    if eagle:
+    draft_model = row.get("draft_model")
+    if draft_model:
+        return f"draft model {draft_model['name']}"
+    if row["config"].get("strategy") == "triforce":
+        return f"draft model {DRAFT}"
+    if eagle := row.get("eagle"):
         return f"EAGLE-3 drafter {eagle['name']}"
-    return f"{heads['count']} {heads['kind']} heads" if heads else "none"
+    if heads := row.get("heads"):
+        return f"{heads['count']} {heads['kind']} heads"
+    return "none"

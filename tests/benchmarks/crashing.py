@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
+from benchmarks.settings import Config
+from benchmarks.words import Measured
 from tokenswift.types import InputError
 
 
-def measure(kind: str, config: dict[str, Any]) -> dict[str, Any]:
+def measure(kind: str, config: Config) -> Measured:
     """Text 1 dies, text 2 cannot be measured, text 3 fails; all others are there at once."""
     text = config["text"]
     if text == 1:
@@ -17,4 +18,4 @@ def measure(kind: str, config: dict[str, Any]) -> dict[str, Any]:
         raise InputError("no such thing")
     if text == 3:
         raise ValueError("bad")
-    return {"made": os.getpid()}
+    return {"process": os.getpid()}

@@ -1,5 +1,5 @@
-"""``python -m benchmarks``: what it lists, what it refuses before anything runs, and whole
-rounds."""
+"""``python -m benchmarks``: what it lists, what it refuses before anything runs, and all from
+measuring to the report."""
 
 from __future__ import annotations
 
@@ -32,27 +32,33 @@ RUN = ("run", "table5")
 )
 def test_one_line_before_anything_runs(bench: Call, words: tuple[str, ...], line: str) -> None:
     done = bench(*words)
-    assert done.code == 2 and done.error.startswith(line), done.err
-    assert done.out == "" and done.files == []
+    assert done.code == 2
+    assert done.error.startswith(line)
+    assert done.out == ""
+    assert done.files == []
 
 
 def test_measured_and_reported(bench: Call, tiny_folder: Callable[..., Path]) -> None:
     """A table of a tiny model, its report, and nothing measured twice."""
     sizes = ("--set", "prefill=40", "--set", "points=24", "--set", "budget=32")
     words = (*RUN, "--model", tiny_folder(), *sizes)
-    there = bench(*words, "--dry-run")
-    assert there.code == 0 and there.files == []
-    assert there.out.count("to do  table5: ours, fixed tree, cache") == 3
+    plan = bench(*words, "--dry-run")
+    assert plan.code == 0
+    assert plan.files == []
+    assert plan.out.count("to do  table5: ours, fixed tree, cache") == 3
     done = bench(*words)
-    assert done.code == 0 and "rows in bench-results: 0 there, 3 done" in done.err, done.err
+    assert done.code == 0, done.err
+    assert "rows in bench-results: 0 there, 3 done" in done.err
     assert "[1/3] table5: ours, fixed tree, cache full, text 1, seed 0: done" in done.err
     assert "3 there, 0 done" in bench(*words).err
     assert bench(*words, "--dry-run").out.count("there  table5") == 3
-    made = bench("report", "--title", "Tiny")
-    assert made.out.split() == ["bench-results/report.md"], made.err
-    assert {"table5-smoke.svg", "report.md"} <= set(made.files)
+    reported = bench("report", "--title", "Tiny")
+    assert reported.out.split() == ["bench-results/report.md"], reported.err
+    assert {"table5-smoke.svg", "report.md"} <= set(reported.files)
     text = (Path.cwd() / "bench-results" / "report.md").read_text(encoding="utf-8")
-    assert text.startswith("# Tiny\n") and text.count("| 24 |") == 3 and text.count("| yes |") == 3
+    assert text.startswith("# Tiny\n")
+    assert text.count("| 24 |") == 3
+    assert text.count("| yes |") == 3
 
 
 @pytest.mark.slow
@@ -62,8 +68,10 @@ def test_a_kind_of_measurement_fills_its_table(
 ) -> None:
     sizes = ("--set", "prefill=60", "--set", "points=8", "--prompts", "random")
     done = bench("run", name, "--model", tiny_folder(), *sizes)
-    assert done.code == 0 and "0 left out" in done.err, done.err
+    assert done.code == 0, done.err
+    assert "0 left out" in done.err, done.err
     spec = specs.load(name)
     (group,) = tables.groups(spec, read_rows(Path("bench-results")))
-    made = tables.of_group(spec, group)
-    assert made.body and tables.MISSING not in [cell for line in made.body for cell in line], made
+    table = tables.of_group(spec, group)
+    assert table.body
+    assert tables.MISSING not in [cell for line in table.body for cell in line]

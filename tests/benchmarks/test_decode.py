@@ -2,32 +2,63 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
-from benchmarks.decode import figures, paired_run
+from benchmarks.decode import Side, figures, paired_run
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, SamplingParams
-from tokenswift.types import distinct
+from tokenswift.types import Generation, distinct
+
+PROMPT = list(range(60, 100))
+PARAMS = SamplingParams(seed=4, min_p=0.02)
+OPTIONS = {"tree": (2, 2), "draft": "partial", "budget": 24, "sinks": 3, "ngrams": 2}
+NEW = 70
 
 
-def test_a_race_writes_the_tokens_of_generate() -> None:
-    """Two forks in turns: both texts are plain decoding's, and nothing of either is lost or counted
-    twice."""
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Both sides of a paired run, and what `generate` writes by either strategy."""
+
+    plain: Side
+    variant: Side
+    plain_alone: Generation
+    variant_alone: Generation
+
+
+@pytest.fixture(scope="module")
+def race() -> Race:
     llm = LLM.from_model(tiny_model(), tiny_tokenizer())
-    params = SamplingParams(seed=4, min_p=0.02)
-    prompt = list(range(60, 100))
-    options = {"tree": (2, 2), "draft": "partial", "budget": 24, "sinks": 3, "ngrams": 2}
-    plain, variant = paired_run(llm.prefill(prompt), "tokenswift", options, params, [30, 70])
-    expected = llm.generate(prompt, 70, "autoregressive", sampling=params, ignore_eos=True)
-    got = llm.generate(prompt, 70, "tokenswift", options, params, ignore_eos=True)
-    assert plain.tokens == variant.tokens == expected.token_ids
-    last = variant.at(70)
-    assert (last["tokens"], last["steps"]) == (70, got.metrics.steps)
-    assert last["accepted"] / last["gamma"] == pytest.approx(got.metrics.acceptance_rate)
-    assert plain.at(70)["steps"] == 70 and plain.at(30)["steps"] == 30
-    assert last["seconds"] == pytest.approx(sum(variant.phases.values()), abs=1e-4)
-    assert len(plain.curve) == len(variant.curve)
-    figure = figures(plain, variant, 70)
-    assert figure["d2"] == pytest.approx(distinct(variant.tokens, 2), abs=1e-6)
-    assert figure["alpha"] == pytest.approx(got.metrics.acceptance_rate, abs=1e-6)
-    assert figure["beta"] == pytest.approx(got.metrics.ngram_acceptance_rate, abs=1e-6)
+    plain, variant = paired_run(llm.prefill(PROMPT), "tokenswift", OPTIONS, PARAMS, [30, NEW])
+    return Race(
+        plain=plain,
+        variant=variant,
+        plain_alone=llm.generate(PROMPT, NEW, "autoregressive", sampling=PARAMS, ignore_eos=True),
+        variant_alone=llm.generate(PROMPT, NEW, "tokenswift", OPTIONS, PARAMS, ignore_eos=True),
+    )
+
+
+def test_both_texts_are_plain_decodings(race: Race) -> None:
+    assert race.plain.tokens == race.plain_alone.token_ids
+    assert race.variant.tokens == race.plain_alone.token_ids
+
+
+def test_no_step_is_lost_or_counted_twice(race: Race) -> None:
+    last = race.variant.at(NEW)
+    assert last.tokens == NEW
+    assert last.steps == race.variant_alone.metrics.steps
+    assert race.plain.at(30).steps == 30
+    assert race.plain.at(NEW).steps == NEW
+    assert last.seconds == pytest.approx(sum(race.variant.phase_seconds.values()), abs=1e-4)
+    assert len(race.plain.curve) == len(race.variant.curve)
+
+
+def test_figures_are_those_of_generate(race: Race) -> None:
+    alone = race.variant_alone.metrics
+    figure = figures(race.plain, race.variant, NEW)
+    assert figure["d2"] == pytest.approx(distinct(race.variant.tokens, 2), abs=1e-6)
+    assert figure["alpha"] == pytest.approx(alone.acceptance_rate, abs=1e-6)
+    assert figure["beta"] == pytest.approx(alone.ngram_acceptance_rate, abs=1e-6)
+    last = race.variant.at(NEW)
+    assert last.accepted / last.gamma == pytest.approx(alone.acceptance_rate)

@@ -7,44 +7,49 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import settings, tables
 from benchmarks.specs import Spec
+from benchmarks.tables import Group
+from benchmarks.words import Row
 
 ROOT = Path(__file__).parents[2]
 
 
-def row(variant: str = "TokenSwift", text: int = 0, seed: int = 0, **more: Any) -> dict[str, Any]:
+def row(variant: str = "TokenSwift", seed: int = 0, speedup: float = 1.0, **fields: object) -> Row:
     """A row of a spec with figures at 100 and 200 new tokens."""
-    figures = {"alpha": more.pop("alpha", 0.5), "speedup": more.pop("speedup", 1.0)}
     config = {
         "variant": variant,
-        "text": text,
+        "text": 0,
         "seed": seed,
         "model": "m",
         "prefill": 2000,
         "prompts": "shipped",
         "sampler": "llama3.1-8b",
-    }
-    config |= {
         "options": {},
         "sampling": {"seed": seed, "repetition_penalty": 1.2},
-        **more.pop("config", {}),
     }
-    given: dict[str, Any] = {"spec": "mine", "kind": "decode", "preset": "cpu", "config": config}
-    given |= {
+    return {
+        "spec": "mine",
+        "kind": "decode",
+        "preset": "cpu",
+        "config": config,
         "dtype": "float32",
         "device": "cpu",
         "machine": "a processor",
         "commit": "abc",
         "date": "now",
+        "reached": "by generating",
+        "identical": True,
+        "lossless": True,
+        "figures": {
+            "100": {"alpha": 0.5, "speedup": speedup},
+            "200": {"alpha": 0.5, "speedup": 2 * speedup},
+        },
+        **fields,
     }
-    given |= {"reached": "by generating", "identical": True, "lossless": True}
-    given["figures"] = {"100": figures, "200": {**figures, "speedup": 2 * figures["speedup"]}}
-    return {**given, **more}
 
 
 SPEC = Spec(
@@ -64,17 +69,22 @@ SPEC = Spec(
 )
 
 
-def test_medians_spreads_and_published_figures() -> None:
-    """Two seeds of one variant (1 and 3), a row of another, and the paper's own lines."""
-    found = [
+@pytest.fixture
+def group() -> Group:
+    """Two seeds of one variant (1 and 3), and a row of another; that of another spec is not in."""
+    rows = [
         row(speedup=1.0),
         row(seed=1, speedup=3.0, identical=False),
         row("other", lossless=False),
+        row("elsewhere", spec="another"),
     ]
-    found.append(row("elsewhere", spec="another"))
-    (group,) = tables.groups(SPEC, found)
-    made = tables.of_group(SPEC, group)
-    assert made.head == [
+    (group,) = tables.groups(SPEC, rows)
+    return group
+
+
+def test_medians_and_spreads(group: Group) -> None:
+    table = tables.of_group(SPEC, group)
+    assert table.head == [
         "strategy",
         "prefill",
         "new tokens",
@@ -84,18 +94,25 @@ def test_medians_spreads_and_published_figures() -> None:
         "same text as plain",
         "heads or draft model",
     ]
-    assert made.body == [
+    assert table.body == [
         ["TokenSwift", "2000", "100", "0.50", "2.00 (1.00–3.00)", "1 × 2", "no", "none"],
         ["TokenSwift", "2000", "200", "0.50", "4.00 (2.00–6.00)", "1 × 2", "no", "none"],
         ["other", "2000", "100", "0.50", "1.00", "1 × 1", "not lossless", "none"],
         ["other", "2000", "200", "0.50", "2.00", "1 × 1", "not lossless", "none"],
     ]
+
+
+def test_a_group_says_its_conditions(group: Group) -> None:
     assert group.about == (
         "preset cpu; m; float32; a processor; sampler llama3.1-8b; prompts shipped; "
         "lengths reached by generating; commit abc"
     )
+
+
+def test_the_published_figures_are_a_table_of_their_own() -> None:
     theirs = tables.published(SPEC)
-    assert theirs is not None and theirs.body[0] == ["TokenSwift", "2048", "20,000", "0.64", "1.87"]
+    assert theirs is not None
+    assert theirs.body[0] == ["TokenSwift", "2048", "20,000", "0.64", "1.87"]
 
 
 @pytest.mark.parametrize(

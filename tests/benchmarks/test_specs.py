@@ -7,30 +7,52 @@ from typing import Any
 import pytest
 
 from benchmarks import specs
-from benchmarks.prompts import MADE
-from benchmarks.settings import key_of
+from benchmarks.prompts import GENERATED
+from benchmarks.settings import Config, key_of
 from benchmarks.specs import PRESETS, Spec
 from benchmarks.words import NAMES
 
 
 @pytest.mark.parametrize("name", specs.names())
-def test_a_spec(name: str) -> None:
-    """Rows for every preset, each once; figures and published columns that exist."""
+def test_a_table_or_figure_is_the_papers(name: str) -> None:
     spec = specs.load(name)
-    assert spec.title and spec.of_paper is name.startswith(("table", "figure"))
-    for preset in PRESETS:
-        rows = [config for source in spec.sources for config in specs.load(source).rows(preset, {})]
-        assert rows and len({key_of(name, config) for config in rows}) == len(rows)
-        for config in rows:
-            assert config["prompts"] in ("shipped", "pg19", *MADE)
-            most = 500 if spec.of_paper else 1256
-            if preset == "smoke" and (spec.kind == "decode" or not spec.of_paper):
-                assert config["prefill"] + config["points"][-1] <= most
-    for group in ("table", "plot"):
-        part = spec.data.get(group, {})
-        assert set(part.get("figures", part.get("y", ()))) <= set(NAMES)
-    if published := spec.data.get("published"):
-        assert all(len(row) == len(published["columns"]) for row in published["rows"])
+    assert spec.title
+    assert spec.of_paper is name.startswith(("table", "figure"))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", specs.names())
+def test_a_preset_has_each_row_once(name: str, preset: str) -> None:
+    configs = configs_of(name, preset)
+    assert configs
+    assert len({key_of(name, config) for config in configs}) == len(configs)
+    assert {config["prompts"] for config in configs} <= {"shipped", "pg19", *GENERATED}
+
+
+@pytest.mark.parametrize("name", specs.names())
+def test_the_preset_smoke_is_short(name: str) -> None:
+    spec = specs.load(name)
+    if spec.kind != "decode" and spec.of_paper:
+        return
+    most = 500 if spec.of_paper else 1256
+    for config in configs_of(name, "smoke"):
+        assert config["prefill"] + config["points"][-1] <= most
+
+
+@pytest.mark.parametrize("name", specs.names())
+def test_figures_and_published_columns_exist(name: str) -> None:
+    data = specs.load(name).data
+    assert set(data.get("table", {}).get("figures", ())) <= set(NAMES)
+    assert set(data.get("plot", {}).get("y", ())) <= set(NAMES)
+    published = data.get("published", {"columns": [], "rows": []})
+    for row in published["rows"]:
+        assert len(row) == len(published["columns"])
+
+
+def configs_of(name: str, preset: str) -> list[Config]:
+    """The rows that a spec shows."""
+    sources = [specs.load(source) for source in specs.load(name).sources]
+    return [config for source in sources for config in source.rows(preset, {})]
 
 
 SPEC: dict[str, Any] = {
@@ -47,17 +69,27 @@ SPEC: dict[str, Any] = {
 }
 
 
-def rows(preset: str = "smoke", **given: Any) -> list[dict[str, Any]]:
-    return Spec("mine", SPEC).rows(preset, given)
+def rows(preset: str = "smoke", **overrides: object) -> list[Config]:
+    return Spec("mine", SPEC).rows(preset, overrides)
 
 
-def test_what_is_said_later_goes_over_what_is_said_before() -> None:
-    """Settings, then the variant, the preset, the preset's variant and the command; a list makes
-    rows."""
-    one, *two = rows()
-    assert one["options"] == {"tree": [1, 2], "budget": 99, "ngrams": 4} and one["prefill"] == 60
-    assert [row["prefill"] for row in two] == [70, 70]
+def test_a_variant_goes_over_the_settings_and_a_preset_over_both() -> None:
+    one = rows()[0]
+    assert one["options"] == {"tree": [1, 2], "budget": 99, "ngrams": 4}
+    assert one["prefill"] == 60
+
+
+def test_several_values_of_a_setting_make_rows() -> None:
+    two = rows()[1:]
     assert [row["sampling"]["min_p"] for row in two] == [0.0, 0.5]
-    assert "budget" not in two[0]["options"]  # medusa has none
+    assert [row["prefill"] for row in two] == [70, 70]
+
+
+def test_options_that_a_strategy_lacks_are_left_out() -> None:
+    assert "budget" not in rows()[1]["options"]  # medusa has none
+
+
+def test_the_command_goes_over_all() -> None:
     assert [row["text"] for row in rows("cpu")] == [0, 1]
-    assert [row["options"]["budget"] for row in rows("cpu", texts=1, budget=[70, 80])] == [70, 80]
+    budgets = [row["options"]["budget"] for row in rows("cpu", texts=1, budget=[70, 80])]
+    assert budgets == [70, 80]

@@ -1,7 +1,7 @@
 """llama.cpp's judgement of texts: run by `benchmarks.quality` with an interpreter that has
 llama_cpp.
 
-    PYTHON quality_peer.py FILE THREADS
+    PYTHON llama_quality.py FILE THREADS
 
 Prints its version, then for each line of JSON on its input, {"ids": tokens, "count": n}, the losses
 of the last n tokens (−log of their probabilities, in nats) and the most probable tokens there.
@@ -74,8 +74,8 @@ def main() -> None:
     model = llama_cpp.llama_model_load_from_file(sys.argv[1].encode(), params)
     print(json.dumps(llama_cpp.__version__), flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        answer = judged(model, asked["ids"], asked["count"], int(sys.argv[2]))
+        question = json.loads(line)
+        answer = judged(model, question["ids"], question["count"], int(sys.argv[2]))
         print(json.dumps(answer), flush=True)
 
 
