@@ -28,7 +28,8 @@ def version() -> str:
 
 def decode(context: object, tokens: Sequence[int]) -> None:
     """One pass, and the logits of its last token."""
-    array = (llama_cpp.llama_token * len(tokens))(*tokens)
+    array = (llama_cpp.llama_token * len(tokens))()
+    array[:] = tokens
     if llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(array, len(tokens))):
         sys.exit("llama_decode failed")
     llama_cpp.llama_get_logits_ith(context, -1)
