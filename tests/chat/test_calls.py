@@ -66,17 +66,17 @@ def read(family: Family, text: str, cuts: list[int], parallel: bool = True) -> S
     """What a parser finds in a text that comes in pieces."""
     parser = Parser(family, NAMES, parallel)
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    found = [d for a, b in zip(places, places[1:], strict=False) for d in parser.push(text[a:b])]
-    return said_in([*found, *parser.finish()])
+    deltas = [d for a, b in zip(places, places[1:], strict=False) for d in parser.push(text[a:b])]
+    return said_in([*deltas, *parser.finish()])
 
 
 @given(st.sampled_from(FAMILIES), CALLS, st.lists(st.integers(0, 10_000), max_size=30))
 def test_calls_in_pieces(family: Family, calls: list[tuple[str, object]], cuts: list[int]) -> None:
-    said = read(family, written(family, calls), cuts)
-    assert said.text == ""
-    assert [(name, json.loads(arguments)) for name, arguments in said.calls] == calls
+    read_back = read(family, written(family, calls), cuts)
+    assert read_back.text == ""
+    assert [(name, json.loads(arguments)) for name, arguments in read_back.calls] == calls
     first = read(family, written(family, calls), cuts, parallel=False)
-    assert first.calls == said.calls[:1]
+    assert first.calls == read_back.calls[:1]
 
 
 MARKS = [
@@ -178,18 +178,20 @@ def test_what_is_held_back_is_bounded() -> None:
     """No text waits for a call that may never come, and none takes long to read."""
     for family in FAMILIES:
         parser = Parser(family, NAMES)
-        held = told = 0
+        held = released = 0
         for _ in range(4 * LONGEST):
             held += 1
-            told += sum(len(delta.text) for delta in parser.push(" "))
-            assert held - told <= 3 * LONGEST + len(HERMES.opening)
+            released += sum(len(delta.text) for delta in parser.push(" "))
+            assert held - released <= 3 * LONGEST + len(HERMES.opening)
         for opening in ('{"name": "', '{"', '{"id": "', '[{"id": "', '```json\n{"type": 5'):
             parser = Parser(family, NAMES)
             pieces = [opening, *("a" * 4 * LONGEST)]
             deltas = [delta for piece in pieces for delta in parser.push(piece)]
             assert len(deltas) > LONGEST
-        begun, text = time.process_time(), "\n" * 30_000 + "x"
-        assert read(family, text, []) == Said(text) and time.process_time() - begun < 2
+        begun = time.process_time()
+        text = "\n" * 30_000 + "x"
+        assert read(family, text, []) == Said(text)
+        assert time.process_time() - begun < 2
 
 
 # ---- grammars ----
@@ -233,7 +235,8 @@ def test_forced_and_free_calls(family: Family) -> None:
         assert first_refused(family, call, choice) is None
         assert first_refused(family, call + family.between + call, choice) is None
         place = first_refused(family, call + family.between + call, choice, parallel=False)
-        assert place is not None and place.rstrip() == call  # a fence could follow
+        assert place is not None
+        assert place.rstrip() == call  # a fence could follow
     assert first_refused(family, call, NAMED) == call[: call.index("fg") + 1]
     assert first_refused(family, "Hello", "required") == ""
     assert first_refused(family, "Hello {", "auto") is None
@@ -248,14 +251,17 @@ def test_an_answer_that_is_nothing_but_a_call(family: Family) -> None:
     for old, new in (("12", '"12"'), ('"}"', '"y"'), ('"a"', '"c"')):
         wrong = text.replace(old, new)
         place = first_refused(family, wrong)
-        assert place is not None and wrong.startswith(place) and "{" in place, wrong
+        assert place is not None, wrong
+        assert wrong.startswith(place), wrong
+        assert "{" in place, wrong
     fenced = f"```json\n{json.dumps(json.loads(text), indent=2)}\n```"
     for call in (text, fenced, f"{text}{family.between}{text}"):
         assert first_refused(family, call) is None
         name, arguments = read(family, call, []).calls[-1]
         assert (name, json.loads(arguments)) == ("fg", {"a": 12, "b": "}"})
     for free in (text.replace('"fg"', '"h"'), text.replace('"name"', '"tool"'), "So:" + text):
-        assert first_refused(family, free) is None and read(family, free, []).calls == ()
+        assert first_refused(family, free) is None
+        assert read(family, free, []).calls == ()
 
 
 @pytest.mark.parametrize("special", [False, True])
@@ -265,7 +271,8 @@ def test_marks_that_are_added_tokens(family: Family, choice: object, special: bo
     """A call in the tokenizer's own tokens follows its grammar. Whatever is chosen of what may
     come, there is always more that may, although what has to come names special tokens; and the
     tokens of a call's marks."""
-    tokenizer, texts = marked_tokenizer(special), ["a <tool_call> b", "<|im_end|>", "</tool_call>"]
+    tokenizer = marked_tokenizer(special)
+    texts = ["a <tool_call> b", "<|im_end|>", "</tool_call>"]
     parameters = {"properties": {"a": {"maximum": 9, "type": "integer"}, "b": {"enum": texts}}}
     tools = tools_of(
         [{"type": "function", "name": "f", "parameters": parameters}], choice, parallel=False
@@ -277,25 +284,23 @@ def test_marks_that_are_added_tokens(family: Family, choice: object, special: bo
     ids = [*tokenizer(written(family, [("f", {"a": 1})]))["input_ids"], end]
     assert grammars.masks(Grammar.lark(grammar), 0).reach([], ids) == len(ids)
     for seed in range(0 if tools.choice == "auto" else 3):
-        masks, rnd, chosen = (
-            grammars.masks(Grammar.lark(grammar), 0),
-            random.Random(seed),
-            list[int](),
-        )
+        masks = grammars.masks(Grammar.lark(grammar), 0)
+        rnd = random.Random(seed)
+        chosen = list[int]()
         while end not in chosen:
             words = masks.allowed(chosen, [])
             assert words is not None
             may = allowed_tokens(words[None], len(tokenizer))[0].nonzero().squeeze(1).tolist()
             chosen.append(end if end in may else rnd.choice(may))
-        said = read(family, tokenizer.decode(chosen[:-1]), [])
-        assert [name for name, _ in said.calls] == ["f"]
+        read_back = read(family, tokenizer.decode(chosen[:-1]), [])
+        assert [name for name, _ in read_back.calls] == ["f"]
         if family is HERMES:
             assert tokenizer.convert_tokens_to_ids("<tool_call>") in chosen
 
 
 # ---- thoughts ----
 
-ASKED: list[dict[str, object]] = [{"role": "user", "content": "Hi"}]
+QUESTION: list[dict[str, object]] = [{"role": "user", "content": "Hi"}]
 SPOKEN = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 TOOLS = tools_of([{"type": "function", "function": {"name": "f"}}])
 SCHEMA = {
@@ -313,7 +318,7 @@ def thinking() -> LLM:
 
 @pytest.mark.parametrize("size", [1, 5, 200])
 @pytest.mark.parametrize(
-    ("thought", "text", "found"),
+    ("thought", "text", "expected"),
     [
         ("may", "<think>\nhm < x\n</think>\n\nHello <think>", ("hm < x", "Hello <think>", 0)),
         ("may", "<thin air", ("", "<thin air", 0)),
@@ -327,33 +332,36 @@ def thinking() -> LLM:
     ],
 )
 def test_a_thought_is_told_apart(
-    thought: str, text: str, found: tuple[str, str, int], size: int
+    thought: str, text: str, expected: tuple[str, str, int], size: int
 ) -> None:
     """However the text comes; a call within a thought is none."""
-    for tools in (None, TOOLS) if not found[2] else (TOOLS,):
+    for tools in (None, TOOLS) if not expected[2] else (TOOLS,):
         parser = Calls(tools, HERMES, {}, thought).parser()
         deltas: list[Delta] = []
         for at in range(0, len(text), size):
             deltas += parser.push(text[at : at + size])
-        said = said_in([*deltas, *parser.finish()])
-        assert (said.thought, said.text, len(said.calls)) == found
+        parts = said_in([*deltas, *parser.finish()])
+        assert (parts.thought, parts.text, len(parts.calls)) == expected
 
 
 def test_a_long_thought_comes_as_it_is_written() -> None:
     parser = Parser(None, thought="may")
-    assert parser.push("<think>") == [] and parser.push("one ") == [Delta("thought", "one")]
+    assert parser.push("<think>") == []
+    assert parser.push("one ") == [Delta("thought", "one")]
     assert parser.push("two") == [Delta("thought", " two")]
 
 
 def test_where_a_thought_begins() -> None:
-    tokenizer, plain = calling_tokenizer(THINKING), calling_tokenizer()
+    tokenizer = calling_tokenizer(THINKING)
+    plain = calling_tokenizer()
     for end, thought in (
         ("assistant:", "may"),
         ("<think>\n", "begun"),
         ("<think>\n\n</think>\n\n", ""),
     ):
         ids = tokenizer("user:Hi\n" + end)["input_ids"]
-        assert thought_of(tokenizer, ids) == thought and thought_of(plain, ids) == ""
+        assert thought_of(tokenizer, ids) == thought
+        assert thought_of(plain, ids) == ""
 
 
 GRAMMARS = [
@@ -380,26 +388,31 @@ def test_a_grammar_holds_behind_the_thought(grammar: Grammar, mark: str) -> None
 
 
 def test_a_chat_of_a_model_that_thinks(thinking: LLM) -> None:
-    reply = thinking.chat(ASKED, 40, temperature=0)
+    reply = thinking.chat(QUESTION, 40, temperature=0)
     assert (reply.reasoning, reply.text, reply.finish_reason) == ("y", "o", "eos")
     assert reply.message == {"role": "assistant", "content": "o", "reasoning_content": "y"}
-    assert thinking.generate(ASKED, 40, temperature=0).text == "<think>y</think>o"
+    assert thinking.generate(QUESTION, 40, temperature=0).text == "<think>y</think>o"
     form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
-    bound = thinking.chat(ASKED, 60, temperature=0, response_format=form)
-    assert bound.reasoning == "y" and json.loads(bound.text) == {"a": "x"}
+    bound = thinking.chat(QUESTION, 60, temperature=0, response_format=form)
+    assert bound.reasoning == "y"
+    assert json.loads(bound.text) == {"a": "x"}
     without = {"enable_thinking": False}
-    bare = thinking.chat(ASKED, 60, temperature=0, response_format=form, template_options=without)
-    assert bare.reasoning == "" and json.loads(bare.text) == {"a": "x"}
+    bare = thinking.chat(
+        QUESTION, 60, temperature=0, response_format=form, template_options=without
+    )
+    assert bare.reasoning == ""
+    assert json.loads(bare.text) == {"a": "x"}
     tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
     how: Any = {"tool_choice": "required", "parallel_tool_calls": False}
-    called = thinking.chat(ASKED, 90, temperature=0, tools=tools, **how)
-    assert called.reasoning == "y" and [call.name for call in called.tool_calls] == ["f"]
+    called = thinking.chat(QUESTION, 90, temperature=0, tools=tools, **how)
+    assert called.reasoning == "y"
+    assert [call.name for call in called.tool_calls] == ["f"]
 
 
 def test_later_turns_have_thoughts_as_the_template_wants(thinking: LLM) -> None:
-    message = thinking.chat(ASKED, 40, temperature=0).message
-    again = [*ASKED, message, {"role": "user", "content": "And?"}]
-    bare = [*ASKED, {"role": "assistant", "content": "o"}, {"role": "user", "content": "And?"}]
+    message = thinking.chat(QUESTION, 40, temperature=0).message
+    again = [*QUESTION, message, {"role": "user", "content": "And?"}]
+    bare = [*QUESTION, {"role": "assistant", "content": "o"}, {"role": "user", "content": "And?"}]
     assert thinking.encode(again) == thinking.encode(bare)
-    going_on = thinking.tokenizer.decode(thinking.encode([*ASKED, message]))
+    going_on = thinking.tokenizer.decode(thinking.encode([*QUESTION, message]))
     assert going_on.endswith("<think>\ny\n</think>\n\no")

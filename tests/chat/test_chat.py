@@ -36,15 +36,15 @@ TOOLS: list[Any] = [
     },
     {"type": "function", "function": {"name": "clock"}},
 ]
-ASKED: list[Any] = [{"role": "user", "content": "How is the weather?"}]
+QUESTION: list[Any] = [{"role": "user", "content": "How is the weather?"}]
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
 @pytest.fixture(scope="module")
 def calling() -> Iterator[LLM]:
     """A model whose template knows tools, and which calls one."""
-    with LLM.from_model(calling_model(), calling_tokenizer(), heads=None) as made:
-        yield made
+    with LLM.from_model(calling_model(), calling_tokenizer(), heads=None) as llm:
+        yield llm
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,14 @@ def untrained() -> Iterator[LLM]:
     """Random weights, and a template that has never heard of tools."""
     with LLM.from_model(
         byte_model(max_position_embeddings=2048), chat_tokenizer(), heads=None
-    ) as made:
-        yield made
+    ) as llm:
+        yield llm
 
 
 def check(reply: Reply, least: int = 1) -> None:
     """See that all calls are valid, and as many as there have to be."""
-    assert len(reply.tool_calls) >= least and reply.finish_reason == "tool_calls"
+    assert len(reply.tool_calls) >= least
+    assert reply.finish_reason == "tool_calls"
     schemas = {"weather": WEATHER, "clock": {"type": "object", "maxProperties": 0}}
     for call in reply.tool_calls:
         jsonschema.validate(json.loads(call.arguments), schemas[call.name])
@@ -69,16 +70,17 @@ def test_forced_calls_of_any_model(untrained: LLM, choice: Any) -> None:
     for seed in range(2):
         replies = [
             untrained.chat(
-                ASKED, 600, strategy, tools=TOOLS, tool_choice=choice, seed=seed, temperature=1.0
+                QUESTION, 600, strategy, tools=TOOLS, tool_choice=choice, seed=seed, temperature=1.0
             )
             for strategy in ("autoregressive", "auto", "magicdec")
         ]
         tokens = {tuple(reply.generation.token_ids) for reply in replies}
         assert len(tokens) == 1, "a strategy changes tokens"
         check(replies[0])
-        assert replies[0].text == "" and replies[0].tool_calls == replies[1].tool_calls
+        assert replies[0].text == ""
+        assert replies[0].tool_calls == replies[1].tool_calls
         one = untrained.chat(
-            ASKED, 600, tools=TOOLS, tool_choice=choice, seed=seed, parallel_tool_calls=False
+            QUESTION, 600, tools=TOOLS, tool_choice=choice, seed=seed, parallel_tool_calls=False
         )
         assert len(one.tool_calls) == 1
         if choice is NAMED:
@@ -88,13 +90,12 @@ def test_forced_calls_of_any_model(untrained: LLM, choice: Any) -> None:
 
 def test_a_loop_of_tools(calling: LLM) -> None:
     """The model calls as it likes, is told the result, and answers."""
-    messages: list[Any] = [{"role": "system", "content": "Be brief."}, *ASKED]
+    messages: list[Any] = [{"role": "system", "content": "Be brief."}, *QUESTION]
     reply = calling.chat(messages, 400, tools=TOOLS, temperature=0)
     check(reply)
     plain = calling.chat(messages, 400, "autoregressive", tools=TOOLS, temperature=0)
-    assert (
-        plain.generation.token_ids == reply.generation.token_ids and plain.message == reply.message
-    )
+    assert plain.generation.token_ids == reply.generation.token_ids
+    assert plain.message == reply.message
     messages.append(reply.message)
     messages += [
         {"role": "tool", "tool_call_id": call.id, "content": "42"} for call in reply.tool_calls
@@ -110,7 +111,7 @@ def test_encode_takes_what_chat_takes(calling: LLM) -> None:
     """No content beside calls, arguments as text, tools in either form."""
     flat = {"type": "function", **TOOLS[1]["function"]}
     called = ToolCall("call_0", "clock", "{}").form
-    messages = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [called]}]
+    messages = [*QUESTION, {"role": "assistant", "content": None, "tool_calls": [called]}]
     messages.append({"role": "tool", "tool_call_id": "call_0", "content": "noon"})
     reply = calling.chat(messages, 1, tools=TOOLS)
     ids = calling.encode(messages, tools=TOOLS)
@@ -126,10 +127,11 @@ def test_arguments_that_are_no_object_are_told_as_text(arguments: str) -> None:
     """A message of ours is never refused."""
     calls = [ToolCall("call_0", "clock", "{}").form, ToolCall("call_1", "weather", arguments).form]
     result = {"role": "tool", "tool_call_id": "call_1", "content": "?"}
-    said = [{"role": "assistant", "content": "So:", "tool_calls": calls}, result]
-    told, result = checked(said, "messages")
-    assert [call["function"]["arguments"] for call in told["tool_calls"]] == [{}, arguments or {}]
-    assert told["content"] == "So:" and result["name"] == "weather"
+    messages = [{"role": "assistant", "content": "So:", "tool_calls": calls}, result]
+    answer, result = checked(messages, "messages")
+    assert [call["function"]["arguments"] for call in answer["tool_calls"]] == [{}, arguments or {}]
+    assert answer["content"] == "So:"
+    assert result["name"] == "weather"
 
 
 ODD: list[Any] = [
@@ -144,9 +146,9 @@ def test_keywords_that_are_not_known_are_left_out(untrained: LLM, odd: Any) -> N
     parameters = {"type": "object", "properties": {"a": odd}, "required": ["a"]} if odd else odd
     tools = [*TOOLS, {"type": "function", "function": {"name": "odd", "parameters": parameters}}]
     how: dict[str, Any] = {"tools": tools, "parallel_tool_calls": False, "temperature": 1.0}
-    check(untrained.chat(ASKED, 600, tool_choice=NAMED, seed=1, **how))
+    check(untrained.chat(QUESTION, 600, tool_choice=NAMED, seed=1, **how))
     named = {"type": "function", "function": {"name": "odd"}}
-    reply = untrained.chat(ASKED, 60, tool_choice=named, seed=1, **how)
+    reply = untrained.chat(QUESTION, 60, tool_choice=named, seed=1, **how)
     assert [call.name for call in reply.tool_calls] == ["odd"]
     if not odd:
         assert reply.tool_calls[0].arguments == "{}"
@@ -155,7 +157,7 @@ def test_keywords_that_are_not_known_are_left_out(untrained: LLM, odd: Any) -> N
     parameters = {"properties": {"a": {"type": "string", "pattern": "^(?!x)[a-z]{1,3}$"}}}
     refused = [{"type": "function", "function": {"name": "odd", "parameters": parameters}}]
     with pytest.raises(InputError, match="cannot be compiled"):
-        untrained.chat(ASKED, 60, tools=refused)
+        untrained.chat(QUESTION, 60, tools=refused)
 
 
 def test_what_is_wrong_is_named(untrained: LLM) -> None:
@@ -174,7 +176,7 @@ def test_what_is_wrong_is_named(untrained: LLM) -> None:
     ]
     for options, message in cases:
         with pytest.raises(InputError, match=message):
-            untrained.chat(ASKED, 8, **options)
+            untrained.chat(QUESTION, 8, **options)
     with pytest.raises(InputError, match="messages is not a list of messages"):
         untrained.chat("Hello", 8)  # type: ignore[arg-type]
 
@@ -188,16 +190,18 @@ def test_a_schema_of_the_answer_beside_tools(untrained: LLM) -> None:
         "additionalProperties": False,
     }
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-    found = set()
+    has_called = set()
     for seed in range(8):
         sampling = SamplingParams(seed=seed, temperature=5.0, min_p=0.0, repetition_penalty=1.0)
-        reply = untrained.chat(ASKED, 600, sampling=sampling, tools=TOOLS, response_format=wanted)
-        found.add(bool(reply.tool_calls))
+        reply = untrained.chat(
+            QUESTION, 600, sampling=sampling, tools=TOOLS, response_format=wanted
+        )
+        has_called.add(bool(reply.tool_calls))
         if reply.tool_calls:
             check(reply)
         else:
             jsonschema.validate(json.loads(reply.text), schema)
-    assert found == {False, True}
+    assert has_called == {False, True}
 
 
 @pytest.mark.slow
@@ -206,16 +210,16 @@ def test_calls_of_a_coder() -> None:
     with LLM(str(fetched("qwen2.5-coder-0.5b-q4_k_m")), heads=None) as llm:
         for choice in ("required", NAMED):
             how: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice, "seed": 7}
-            reply = llm.chat(ASKED, 80, parallel_tool_calls=False, **how)
+            reply = llm.chat(QUESTION, 80, parallel_tool_calls=False, **how)
             check(reply)
             assert (
                 llm.tokenizer.convert_tokens_to_ids("<tool_call>") == reply.generation.token_ids[0]
             )
-            plain = llm.chat(ASKED, 80, "autoregressive", parallel_tool_calls=False, **how)
+            plain = llm.chat(QUESTION, 80, "autoregressive", parallel_tool_calls=False, **how)
             assert plain.generation.token_ids == reply.generation.token_ids
-        asked: list[Any] = [
+        messages: list[Any] = [
             {"role": "user", "content": "How is the weather in Brest for 2 days? Call a tool."}
         ]
-        reply = llm.chat(asked, 80, tools=TOOLS, temperature=0)
+        reply = llm.chat(messages, 80, tools=TOOLS, temperature=0)
         check(reply)
         assert json.loads(reply.tool_calls[0].arguments)["city"] == "Brest"

@@ -47,7 +47,7 @@ PARAMETERS = {
 WEATHER: Message = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
 TOOLS: list[Message] = [WEATHER]
 #: a tool whose words stand nowhere else
-TOLD: list[Message] = [
+RESULT_TURNS: list[Message] = [
     {
         "type": "function",
         "function": {
@@ -59,7 +59,9 @@ TOLD: list[Message] = [
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
-def written(template: str, messages: list[Message], tools: list[Message] | None = TOLD) -> str:
+def written(
+    template: str, messages: list[Message], tools: list[Message] | None = RESULT_TURNS
+) -> str:
     """The prompt of a conversation."""
     tokenizer = calling_tokenizer(template)
     return tokenizer.decode(prompt_ids(messages, tokenizer, V, tools=tools))
@@ -135,10 +137,10 @@ CONVERSATIONS: dict[str, tuple[list[Message], list[str]]] = {
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_nothing_is_lost(name: str, case: str) -> None:
     """Of tools, calls, results and texts."""
-    messages, said = CONVERSATIONS[case]
+    messages, texts = CONVERSATIONS[case]
     text = written(TEMPLATES[name], messages)
-    assert [word for word in ["described", "district", *said] if word not in text] == []
-    assert text.rindex(said[-1]) == max(map(text.rindex, said))
+    assert [word for word in ["described", "district", *texts] if word not in text] == []
+    assert text.rindex(texts[-1]) == max(map(text.rindex, texts))
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -250,8 +252,8 @@ def read(family: Family, text: str, size: int) -> tuple[str, list[tuple[str, str
     calls = Calls(tools_of(TOOLS), family)
     parser = calls.parser()
     deltas = [d for at in range(0, len(text), size) for d in parser.push(text[at : at + size])]
-    said, called, thought = gathered([*deltas, *parser.finish()], "answer")
-    return said, [(one.name, one.arguments) for one in called], thought
+    spoken, called, thought = gathered([*deltas, *parser.finish()], "answer")
+    return spoken, [(one.name, one.arguments) for one in called], thought
 
 
 ONE = [("weather", '{"city": "Brest"}')]

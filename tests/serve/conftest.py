@@ -18,11 +18,13 @@ import httpx
 import openai
 import pytest
 
+from tests.chats import calling_model, calling_tokenizer
 from tests.cli.conftest import chatty_model, cli
 from tokenswift import LLM
 from tokenswift.cli.main import main
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.serve.answer import STRETCH
+from tokenswift.serve.answers import Answers
 from tokenswift.serve.app import Server
 from tokenswift.serve.settings import Settings, held
 
@@ -46,13 +48,14 @@ class Slow:
     """Passes of a model, or of a class of models, take ``pause`` seconds longer, and are
     counted."""
 
-    def __init__(self, target: Any, pause: float = 0.0) -> None:
-        self.pause, self.passes = pause, 0
+    def __init__(self, target: object, pause: float = 0.0) -> None:
+        self.pause = pause
+        self.passes = 0
         for name in ("forward", "forward_all"):
             setattr(target, name, self._slowed(getattr(target, name)))
 
-    def _slowed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def slowed(*args: Any, **kwargs: Any) -> Any:
+    def _slowed(self, forward: Callable[..., object]) -> Callable[..., object]:
+        def slowed(*args: object, **kwargs: object) -> object:
             self.passes += 1
             time.sleep(self.pause)
             return forward(*args, **kwargs)
@@ -63,16 +66,17 @@ class Slow:
 @pytest.fixture(scope="session")
 def slowed(chatty: Path) -> tuple[LLM, Slow]:
     """The same model once more, whose passes can be slowed down."""
-    made = LLM(chatty)
-    return made, Slow(made.target)
+    model = LLM(chatty)
+    return model, Slow(model.target)
 
 
 class Running:
     """A server in a thread of this process."""
 
     def __init__(self, llm: LLM, taken: socket.socket | None = None, **settings: Any) -> None:
-        asked, self._held = Settings(port=0, **settings), ExitStack()
-        self.server = Server(llm, asked, taken or self._held.enter_context(held(asked)))
+        limits = Settings(port=0, **settings)
+        self._held = ExitStack()
+        self.server = Server(llm, limits, taken or self._held.enter_context(held(limits)))
         self._clients: list[openai.OpenAI] = []
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
@@ -80,18 +84,18 @@ class Running:
         self.url = self.server.address
 
     @property
-    def answers(self) -> Any:
+    def answers(self) -> Answers:
         return self.server.answers
 
     def client(self, key: str = "none", **more: Any) -> openai.OpenAI:
         """OpenAI's own, which never tries twice by itself."""
-        made = openai.OpenAI(
+        client = openai.OpenAI(
             base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **more
         )
-        self._clients.append(made)
-        return made
+        self._clients.append(client)
+        return client
 
-    def post(self, path: str, body: Any = None, **more: Any) -> httpx.Response:
+    def post(self, path: str, body: object = None, **more: Any) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, timeout=60, **more)
 
     def get(self, path: str, **more: Any) -> httpx.Response:
@@ -109,9 +113,11 @@ class Running:
 def until(true: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Wait until something is true; whether it is."""
     end = time.monotonic() + seconds
-    while not (found := true()) and time.monotonic() < end:
+    is_true = true()
+    while not is_true and time.monotonic() < end:
         time.sleep(0.01)
-    return found
+        is_true = true()
+    return is_true
 
 
 Start = Callable[..., Running]
@@ -120,15 +126,30 @@ Start = Callable[..., Running]
 @pytest.fixture
 def start(llm: LLM) -> Iterator[Start]:
     """``start(run_dir=…)`` → a server, ended with the test; ``llm=`` for another model."""
-    made: list[Running] = []
+    servers: list[Running] = []
 
     def begin(llm: LLM = llm, **settings: Any) -> Running:
-        made.append(Running(llm, **settings))
-        return made[-1]
+        servers.append(Running(llm, **settings))
+        return servers[-1]
 
     yield begin
-    for server in made:
+    for server in servers:
         server.close()
+
+
+@pytest.fixture(scope="package")
+def calling() -> Iterator[LLM]:
+    """A model that calls a tool whenever it can, and says "ok" to its result."""
+    with LLM.from_model(calling_model(), calling_tokenizer(), heads=None) as model:
+        yield model
+
+
+@pytest.fixture(scope="package")
+def tools(calling: LLM) -> Iterator[Running]:
+    """A server of that model."""
+    running = Running(calling)
+    yield running
+    running.close()
 
 
 @pytest.fixture(scope="package")
@@ -154,12 +175,12 @@ class Process:
             begun = log.tell()
             self._process = subprocess.Popen(command, cwd=ROOT, stderr=log, stdout=log)
         while True:
-            said = self.log.read_bytes()[begun:].decode()
-            if "listening on " in said:
+            log_text = self.log.read_bytes()[begun:].decode()
+            if "listening on " in log_text:
                 break
-            assert self._process.poll() is None, said
+            assert self._process.poll() is None, log_text
             time.sleep(0.02)
-        self.url = said.partition("listening on ")[2].split()[0]
+        self.url = log_text.partition("listening on ")[2].split()[0]
 
     def send(self, number: int) -> None:
         """Send a signal."""
@@ -181,14 +202,14 @@ Launch = Callable[..., Process]
 def launch(chatty: Path, tmp_path: Path) -> Iterator[Launch]:
     """``launch(pause=…)`` → a server in a process of its own, on the folder "answers" of the
     test."""
-    made: list[Process] = []
+    processes: list[Process] = []
 
     def begin(**more: Any) -> Process:
-        made.append(Process(chatty, tmp_path / "answers", **more))
-        return made[-1]
+        processes.append(Process(chatty, tmp_path / "answers", **more))
+        return processes[-1]
 
     yield begin
-    for process in made:
+    for process in processes:
         if process.is_running():
             process.end()
 

@@ -24,8 +24,8 @@ def test_the_pages_example(server: Running, llm: LLM, capsys: pytest.CaptureFixt
     )[0]
     block = block.replace("http://127.0.0.1:8000", server.url).replace("smollm2-135m", "chatty")
     exec(block.replace("max_tokens=4000", "max_tokens=200"), {})
-    asked = [{"role": "user", "content": "Tell me a long story."}]
-    assert capsys.readouterr().out == llm.generate(asked, 200, "autoregressive", seed=7).text
+    messages = [{"role": "user", "content": "Tell me a long story."}]
+    assert capsys.readouterr().out == llm.generate(messages, 200, "autoregressive", seed=7).text
 
 
 class Shop(BaseModel):

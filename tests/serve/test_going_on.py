@@ -45,7 +45,8 @@ class Reader:
 
     def __init__(self, new: int = NEW) -> None:
         self.new = new
-        self.name, self.number = "", -1
+        self.name = ""
+        self.number = -1
         self.text = self.end = ""
 
     def read(self, url: str, most: int) -> None:
@@ -83,7 +84,8 @@ class Reader:
             self.end = event["response"]["incomplete_details"]["reason"]
 
     def check(self, wanted: str) -> None:
-        assert self.text == wanted and self.end == "max_output_tokens"
+        assert self.text == wanted
+        assert self.end == "max_output_tokens"
         assert self.number >= 3 + self.new
 
 
@@ -100,7 +102,8 @@ def test_a_client_that_is_gone_ends_the_steps(
     body: dict[str, Any] = {"stream": stream, length: 900, "tokenswift": {"ignore_eos": True}}
     chat = {"messages": [{"role": "user", "content": "hello"}]}
     body |= {fields[path]: "hello"} if path in fields else chat
-    content, passes = json.dumps(body).encode(), slow.passes
+    content = json.dumps(body).encode()
+    passes = slow.passes
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as client:
         client.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
@@ -113,21 +116,23 @@ def test_a_client_that_is_gone_ends_the_steps(
         slow.pause = 0.0
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("is_stored", [True, False])
 def test_disconnects(
     start: Start,
     slowed: Any,
     wanted: str,
     tmp_path: Path,
-    kept: bool,
+    is_stored: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Five, at random; the answer goes on meanwhile."""
     llm, slow = slowed
     monkeypatch.setattr(answer_module, "STRETCH", 0.0)
-    server = start(llm, **({"run_dir": str(tmp_path / "answers")} if kept else {}))
+    server = start(llm, **({"run_dir": str(tmp_path / "answers")} if is_stored else {}))
     slow.pause = 0.02
-    chance, reader, gone = random.Random(3), Reader(), 0
+    chance = random.Random(3)
+    reader = Reader()
+    gone = 0
     while not reader.end:
         passes = slow.passes
         reader.read(server.url, chance.randint(4, 12) if gone < 5 else 10**6)
@@ -142,7 +147,9 @@ def test_disconnects(
 @pytest.mark.slow
 def test_the_server_dies(launch: Launch, wanted: str) -> None:
     """Twice, while a client reads."""
-    reader, chance, process = Reader(), random.Random(5), launch(pause=0.01)
+    reader = Reader()
+    chance = random.Random(5)
+    process = launch(pause=0.01)
     for pause in (0.01, 0.0):
         reader.read(process.url, chance.randint(5, 20))
         assert not reader.end
@@ -159,15 +166,16 @@ def test_the_server_dies(launch: Launch, wanted: str) -> None:
 def test_a_signal_ends_steps_and_says_how_to_go_on(
     launch: Launch, wanted: str, tmp_path: Path, number: int, code: int
 ) -> None:
-    process, reader = launch(pause=0.01), Reader()
+    process = launch(pause=0.01)
+    reader = Reader()
     reader.read(process.url, 10)
     assert process.end(number) == code
-    said = process.log.read_text()
+    log_text = process.log.read_text()
     assert (
         f"1 answer is kept; it goes on with: tokenswift serve --run-dir {tmp_path / 'answers'}"
-        in said
+        in log_text
     )
-    assert ("error" in said) == (code != 0)
+    assert ("error" in log_text) == (code != 0)
     process = launch()
     reader.read(process.url, 10**6)
     process.end(signal.SIGTERM)
@@ -213,8 +221,9 @@ def test_what_ends_with_its_client(start: Start, slowed: Any, tmp_path: Path) ->
     assert until(lambda: server.get(url).json()["status"] == "cancelled")
     slow.pause = 0.0
     server.close()
-    found = start(llm, run_dir=str(tmp_path / "answers")).get(url).json()
-    assert found["status"] == "cancelled" and found["output"][0]["content"][0]["text"]
+    stored = start(llm, run_dir=str(tmp_path / "answers")).get(url).json()
+    assert stored["status"] == "cancelled"
+    assert stored["output"][0]["content"][0]["text"]
 
 
 def test_damage_on_the_disk(
@@ -232,7 +241,8 @@ def test_damage_on_the_disk(
     journal.write_bytes(journal.read_bytes().replace(b'"ids"', b'"idz"'))
     again = start(run_dir=str(folder))
     assert [again.get(f"/v1/responses/{name}").status_code for name in names] == [404, 404, 200]
-    assert "cannot be read" in caplog.text and "is damaged at byte" in caplog.text
+    assert "cannot be read" in caplog.text
+    assert "is damaged at byte" in caplog.text
 
 
 # ---- what a server says of itself, and that it ends whatever is under way ------------------------
@@ -242,8 +252,8 @@ LONG: dict[str, Any] = {**CALL, "max_output_tokens": 900, "background": True}
 
 
 def health(server: Running) -> tuple[int, str]:
-    found = server.get("/health")
-    return found.status_code, found.json()["status"]
+    reply = server.get("/health")
+    return reply.status_code, reply.json()["status"]
 
 
 # ---- health --------------------------------------------------------------------------------------
@@ -285,11 +295,11 @@ def test_what_is_taken_is_said_before_the_model_is_loaded(
     server = start(run_dir=str(tmp_path / "answers"))
     port = server.url.rpartition(":")[2]
     done = cli("serve", "--model", chatty, "--port", port)
-    assert done.code == 2 and done.error.startswith(
-        f"--port is {port}: it cannot be opened on 127.0.0.1"
-    )
+    assert done.code == 2
+    assert done.error.startswith(f"--port is {port}: it cannot be opened on 127.0.0.1")
     done = cli("serve", "--model", chatty, "--port", "0", "--run-dir", tmp_path / "answers")
-    assert done.code == 2 and "is being written by another process" in done.error
+    assert done.code == 2
+    assert "is being written by another process" in done.error
 
 
 def test_keys_by_option_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

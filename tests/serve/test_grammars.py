@@ -23,7 +23,8 @@ LIST: dict[str, Any] = {
     "minItems": 2,
     "maxItems": 9,
 }
-REGEX, LARK = "(ab|ac|a[0-9]){9,40}", 'start: "(" start ")" | /[a-d]+/'
+REGEX = "(ab|ac|a[0-9]){9,40}"
+LARK = 'start: "(" start ")" | /[a-d]+/'
 FORM: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "c", "schema": COLOUR}}
 #: fields of a request → the grammar of ``LLM.generate``
 ASKED: list[tuple[dict[str, Any], Grammar]] = [
@@ -44,12 +45,12 @@ def test_texts_are_those_of_generate(server: Running, llm: LLM) -> None:
     """Of all grammars at once."""
     body = {"prompt": "A colour: ", "max_tokens": NEW, "seed": 3}
     with ThreadPoolExecutor(len(ASKED)) as pool:
-        made = list(
+        replies = list(
             pool.map(lambda one: server.post("/v1/completions", {**body, **one[0]}).json(), ASKED)
         )
-    for (_, grammar), found in zip(ASKED, made, strict=True):
+    for (_, grammar), reply in zip(ASKED, replies, strict=True):
         wanted = llm.generate(body["prompt"], NEW, "autoregressive", seed=3, grammar=grammar)
-        (choice,) = found["choices"]
+        (choice,) = reply["choices"]
         assert choice["text"] == wanted.text, grammar
         assert choice["finish_reason"] == {"eos": "stop"}.get(wanted.finish_reason, "length")
 
@@ -76,40 +77,40 @@ def test_hostile_grammars(server: Running) -> None:
     free = {"prompt": "a", "max_tokens": 9, "seed": 1}
     with ThreadPoolExecutor(len(HOSTILE) + 1) as pool:
         bodies = [{**free, "tokenswift": {"grammar": grammar}} for grammar, _ in HOSTILE]
-        made = [pool.submit(server.post, "/v1/completions", body) for body in bodies]
+        waiting = [pool.submit(server.post, "/v1/completions", body) for body in bodies]
         assert server.post("/v1/completions", free).status_code == 200
-    for (_, says), reply in zip(HOSTILE, (one.result() for one in made), strict=True):
+    for (_, says), reply in zip(HOSTILE, (one.result() for one in waiting), strict=True):
         error = reply.json()["error"]
-        assert reply.status_code == 400 and error["type"] == "invalid_request_error", says
-        assert (
-            says in error["message"]
-            and "\n" not in error["message"]
-            and len(error["message"]) < 500
-        )
+        assert reply.status_code == 400, says
+        assert error["type"] == "invalid_request_error", says
+        assert says in error["message"]
+        assert "\n" not in error["message"]
+        assert len(error["message"]) < 500
 
 
 def test_a_grammar_that_fails_midway(server: Running, llm: LLM) -> None:
     """The answer is an error, and one that clients do not take for the server's; texts beside it go
     on."""
     body = {"prompt": "a", "max_tokens": 60, "seed": 1, "tokenswift": {"grammar": GROWS}}
-    says, free = (
-        "the grammar gives no mask for position ",
-        {"prompt": "b", "max_tokens": 60, "seed": 2},
-    )
+    says = "the grammar gives no mask for position "
+    free = {"prompt": "b", "max_tokens": 60, "seed": 2}
     with ThreadPoolExecutor(2) as pool:
-        beside = pool.submit(server.post, "/v1/completions", free)
+        other = pool.submit(server.post, "/v1/completions", free)
         *chunks, last = streamed(server, "/v1/completions", body)
         wanted = llm.generate("b", 60, "autoregressive", seed=2).text
-        assert beside.result().json()["choices"][0]["text"] == wanted
+        assert other.result().json()["choices"][0]["text"] == wanted
     text = "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
-    assert re.fullmatch("[ab]+", text) and all('finish_reason":null' in chunk for chunk in chunks)
+    assert re.fullmatch("[ab]+", text)
+    assert all('finish_reason":null' in chunk for chunk in chunks)
     reply = server.post("/v1/completions", body)
     assert reply.status_code == 400
     for error in (json.loads(last)["error"], reply.json()["error"]):
-        assert says in error["message"] and error["type"] == "invalid_request_error"
-    asked = {"input": "a", "max_output_tokens": 60, "seed": 1, "tokenswift": {"grammar": GROWS}}
-    failed = server.post("/v1/responses", asked).json()
-    assert failed["status"] == "failed" and failed["error"]["code"] == "invalid_prompt"
+        assert says in error["message"]
+        assert error["type"] == "invalid_request_error"
+    body = {"input": "a", "max_output_tokens": 60, "seed": 1, "tokenswift": {"grammar": GROWS}}
+    failed = server.post("/v1/responses", body).json()
+    assert failed["status"] == "failed"
+    assert failed["error"]["code"] == "invalid_prompt"
     assert says in failed["error"]["message"]
 
 

@@ -20,7 +20,8 @@ from tokenswift.serve import guard
 from tokenswift.serve.base import Body
 from tokenswift.serve.settings import Settings, held, loading
 
-KEY, OTHER = "k" * 32, "another-key-of-a-client"
+KEY = "k" * 32
+OTHER = "another-key-of-a-client"
 HELLO: dict[str, object] = {"prompt": "hello", "max_tokens": 4}
 
 
@@ -43,10 +44,9 @@ def test_the_key(start: Start, keys: str) -> None:
     shown = [KEY[:-1], KEY[:1], KEY + "k", KEY.upper(), "none", f"{KEY},{OTHER}"]
     for key in shown:
         for path in ("/v1/models", "/metrics", "/openapi.json"):
-            found = server.get(path, headers={"authorization": f"Bearer {key}"})
-            assert (
-                found.status_code == 401 and found.json()["error"]["code"] == "invalid_api_key"
-            ), key
+            reply = server.get(path, headers={"authorization": f"Bearer {key}"})
+            assert reply.status_code == 401, key
+            assert reply.json()["error"]["code"] == "invalid_api_key", key
     with pytest.raises(openai.AuthenticationError, match="the API key is missing or wrong"):
         server.client("wrong").completions.create(model="chatty", prompt="x")
     assert (
@@ -66,8 +66,9 @@ def test_limits(start: Start) -> None:
         ({"prompt": "h" * 300}, 413, LONG_BODY),
     ]
     for body, status, message in wrong:
-        found = server.post("/v1/completions", body)
-        assert found.status_code == status and found.json()["error"]["message"] == message
+        reply = server.post("/v1/completions", body)
+        assert reply.status_code == status
+        assert reply.json()["error"]["message"] == message
     assert (
         server.post("/v1/completions", {"prompt": "hey"}).json()["usage"]["completion_tokens"] <= 8
     )
@@ -81,13 +82,11 @@ def test_a_body_that_does_not_come(server: Running, monkeypatch: pytest.MonkeyPa
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 30) as client:
         client.sendall(f"{head}content-length: 900\r\n\r\n".encode())
-        said = b""
+        received = b""
         while part := client.recv(65536):  # until the server closes it
-            said += part
-    assert (
-        said.startswith(b"HTTP/1.1 408 ")
-        and b"the body took more than 0.3 seconds; valid: " in said
-    )
+            received += part
+    assert received.startswith(b"HTTP/1.1 408 ")
+    assert b"the body took more than 0.3 seconds; valid: " in received
 
 
 def test_a_full_queue(start: Start, slowed: Any) -> None:
@@ -102,14 +101,15 @@ def test_a_full_queue(start: Start, slowed: Any) -> None:
     begun.append(client.responses.create(**call).id)
     with pytest.raises(openai.RateLimitError) as caught:
         client.responses.create(**call)
-    assert caught.value.status_code == 429 and caught.value.response.headers["retry-after"]
+    assert caught.value.status_code == 429
+    assert caught.value.response.headers["retry-after"]
     for name in begun:
         client.responses.cancel(name)
     slow.pause = 0.0
     assert client.responses.create(**{**call, "max_output_tokens": 3, "background": False}).id
 
 
-def said(caplog: pytest.LogCaptureFixture) -> str:
+def server_log(caplog: pytest.LogCaptureFixture) -> str:
     """What was logged, but for what this process's clients say."""
     return "\n".join(one.getMessage() for one in caplog.records if not one.name.startswith("http"))
 
@@ -127,7 +127,8 @@ def test_prompts_are_never_in_the_log(start: Start, caplog: pytest.LogCaptureFix
         server.post("/v1/chat/completions", {"messages": [{"role": secret, "content": secret}]})
         server.get(f"/v1/responses?q={secret}")
         server.close()
-    assert secret not in said(caplog) and " POST /v1/completions 200 " in said(caplog)
+    assert secret not in server_log(caplog)
+    assert " POST /v1/completions 200 " in server_log(caplog)
 
 
 def test_metrics(start: Start) -> None:
@@ -151,10 +152,10 @@ def test_no_path_comes_from_a_client(start: Start, tmp_path: Path) -> None:
         "%00",
     ):
         assert server.get(f"/v1/responses/{name}").status_code == 404, name
-    made = server.post("/v1/responses", {"input": "hello", "max_output_tokens": 4}).json()["id"]
+    key = server.post("/v1/responses", {"input": "hello", "max_output_tokens": 4}).json()["id"]
     server.post("/v1/completions", HELLO)
-    assert sorted(p.name for p in (tmp_path / "answers").iterdir()) == sorted(["lock", made])
-    assert (tmp_path / "answers" / made).stat().st_mode & 0o077 == 0
+    assert sorted(p.name for p in (tmp_path / "answers").iterdir()) == sorted(["lock", key])
+    assert (tmp_path / "answers" / key).stat().st_mode & 0o077 == 0
 
 
 def test_the_server_ends_while_an_answer_is_read(start: Start, slowed: Any) -> None:
@@ -184,7 +185,9 @@ def test_the_server_ends_before_an_answer_has_begun(
 ) -> None:
     """Nothing waits for it, and nothing of it is left."""
     server = start(run_dir=str(tmp_path / "answers"))
-    reads, ends, real = threading.Event(), threading.Event(), Body.request
+    reads = threading.Event()
+    ends = threading.Event()
+    real = Body.request
 
     def slow(self: Body, *args: Any) -> Any:
         reads.set()
@@ -195,13 +198,12 @@ def test_the_server_ends_before_an_answer_has_begun(
     monkeypatch.setattr(Body, "request", slow)
     monkeypatch.setattr(server.answers.scheduler, "close", lambda: (ends.set(), close()))
     with ThreadPoolExecutor() as pool:
-        found = pool.submit(server.post, "/v1/responses", {"input": "hello", "background": True})
+        waiting = pool.submit(server.post, "/v1/responses", {"input": "hello", "background": True})
         assert reads.wait(30)
         server.close()
-        said = found.result()
-    assert (
-        said.status_code == 503 and "the server is shutting down" in said.json()["error"]["message"]
-    )
+        reply = waiting.result()
+    assert reply.status_code == 503
+    assert "the server is shutting down" in reply.json()["error"]["message"]
     assert [path.name for path in (tmp_path / "answers").iterdir()] == ["lock"]
 
 
@@ -226,24 +228,24 @@ def test_an_answer_belongs_to_its_key(start: Start, keys: str, slowed: Any) -> N
     body = {**CALL, "max_output_tokens": 400, "background": True}
     name = server.post("/v1/responses", body, headers=shown(KEY)).json()["id"]
     nothing = server.get(f"/v1/responses/resp_{'0' * 32}", headers=shown(OTHER))
-    for found in (
+    for reply in (
         server.get(f"/v1/responses/{name}", headers=shown(OTHER)),
         server.get(f"/v1/responses/{name}?stream=true", headers=shown(OTHER)),
         server.post(f"/v1/responses/{name}/cancel", headers=shown(OTHER)),
     ):
-        assert found.status_code == 404 == nothing.status_code
+        assert reply.status_code == 404 == nothing.status_code
         wanted = nothing.json()["error"]["message"].replace("0" * 32, name.removeprefix("resp_"))
-        assert found.json()["error"]["message"] == wanted, "it says that there is something"
+        assert reply.json()["error"]["message"] == wanted, "it says that there is something"
     goes_on = {**CALL, "previous_response_id": name}
     assert (
         "there is no response" in server.post("/v1/responses", goes_on, headers=shown(OTHER)).text
     )
     assert httpx.delete(f"{server.url}/v1/responses/{name}", headers=shown(OTHER)).is_error
-    own = server.get(f"/v1/responses/{name}", headers=shown(KEY)).json()
-    assert own["status"] in ("queued", "in_progress"), "another client has stopped it"
+    response = server.get(f"/v1/responses/{name}", headers=shown(KEY)).json()
+    assert response["status"] in ("queued", "in_progress"), "another client has stopped it"
     for _ in range(2):
-        found = server.post(f"/v1/responses/{name}/cancel", headers=shown(KEY))
-        assert found.json()["status"] == "cancelled"
+        reply = server.post(f"/v1/responses/{name}/cancel", headers=shown(KEY))
+        assert reply.json()["status"] == "cancelled"
     passes = slow.passes
     time.sleep(0.1)
     assert slow.passes == passes, "steps go on after the answer was cancelled"
@@ -261,8 +263,10 @@ def test_a_prompt_is_read_anew_for_another_key(start: Start, keys: str, share: b
         assert server.post("/v1/completions", body, headers=shown(key)).status_code == 200
         return server.answers.scheduler.figures().reused - before
 
-    assert reused(KEY) == 0 and (reused(OTHER) > 0) == share
-    assert reused(KEY) > 0 and reused(OTHER) > 0
+    assert reused(KEY) == 0
+    assert (reused(OTHER) > 0) == share
+    assert reused(KEY) > 0
+    assert reused(OTHER) > 0
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="addresses of one kind alone")
@@ -277,11 +281,12 @@ def test_health_while_the_model_is_loaded(start: Start) -> None:
     with held(Settings(port=0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with loading(taken, Settings()):
-            found = httpx.get(f"{url}/health")
-            assert (found.status_code, found.json()["status"]) == (503, "loading")
-            asked = httpx.post(f"{url}/v1/completions", json={"prompt": "hello" * 100_000})
-            assert asked.status_code == 503 and asked.headers["retry-after"] == "1"
-            assert asked.json()["error"]["message"].startswith("the model is being loaded; valid: ")
+            health = httpx.get(f"{url}/health")
+            assert (health.status_code, health.json()["status"]) == (503, "loading")
+            reply = httpx.post(f"{url}/v1/completions", json={"prompt": "hello" * 100_000})
+            assert reply.status_code == 503
+            assert reply.headers["retry-after"] == "1"
+            assert reply.json()["error"]["message"].startswith("the model is being loaded; valid: ")
             with socket.create_connection(
                 taken.getsockname()
             ):  # asks nothing, and holds nothing up
@@ -289,5 +294,6 @@ def test_health_while_the_model_is_loaded(start: Start) -> None:
         with ThreadPoolExecutor() as pool:
             early = pool.submit(httpx.get, f"{url}/health", timeout=60)
             server = start(taken=taken)
-            assert server.url == url and early.result().json() == {"status": "ok"}
+            assert server.url == url
+            assert early.result().json() == {"status": "ok"}
             server.close()

@@ -23,35 +23,41 @@ SITE = "https://chat.example"
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "127.0.0.1:x"])
 def test_hosts_that_are_none(server: Running, host: str) -> None:
-    found = server.get("/health", headers={"host": host})
-    assert found.status_code == 403 and "Host header" in found.json()["error"]["message"]
+    reply = server.get("/health", headers={"host": host})
+    assert reply.status_code == 403
+    assert "Host header" in reply.json()["error"]["message"]
 
 
 def test_origins_from_elsewhere(server: Running) -> None:
     host = server.url.removeprefix("http://")
     for origin in ("http://[", "null", "", f"https://{host}", host, f"{server.url}/", SITE):
-        found = server.post("/v1/completions", HELLO, headers={"origin": origin})
-        assert found.status_code == 403 and "Origin header" in found.json()["error"]["message"], (
-            origin
-        )
+        reply = server.post("/v1/completions", HELLO, headers={"origin": origin})
+        assert reply.status_code == 403, origin
+        assert "Origin header" in reply.json()["error"]["message"], origin
     assert server.post("/v1/completions", HELLO, headers={"origin": server.url}).status_code == 200
 
 
 def test_other_sites_that_may_ask(start: Start) -> None:
     server = start(cors=(SITE, "app://obsidian.md/"), api_key="a-key-of-a-client")
-    asked = {"origin": SITE, "access-control-request-method": "POST"}
-    asked["access-control-request-headers"] = "authorization, content-type, x-stainless-os"
-    first = httpx.options(f"{server.url}/v1/completions", headers=asked)
-    assert first.status_code == 200 and first.headers["access-control-allow-origin"] == SITE
+    preflight = {"origin": SITE, "access-control-request-method": "POST"}
+    preflight["access-control-request-headers"] = "authorization, content-type, x-stainless-os"
+    first = httpx.options(f"{server.url}/v1/completions", headers=preflight)
+    assert first.status_code == 200
+    assert first.headers["access-control-allow-origin"] == SITE
     assert "x-stainless-os" in first.headers["access-control-allow-headers"]
     key = {"authorization": "Bearer a-key-of-a-client"}
-    found = server.post("/v1/completions", HELLO, headers={"origin": SITE, **key})
-    assert found.status_code == 200 and found.headers["access-control-allow-origin"] == SITE
+    reply = server.post("/v1/completions", HELLO, headers={"origin": SITE, **key})
+    assert reply.status_code == 200
+    assert reply.headers["access-control-allow-origin"] == SITE
     refused = server.post("/v1/completions", HELLO, headers={"origin": SITE})
-    assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == SITE
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == SITE
     for origin in ("https://other.example", f"{SITE}.evil.example", "http://chat.example"):
-        other = httpx.options(f"{server.url}/v1/completions", headers={**asked, "origin": origin})
-        assert other.status_code == 400 and "access-control-allow-origin" not in other.headers
+        other = httpx.options(
+            f"{server.url}/v1/completions", headers={**preflight, "origin": origin}
+        )
+        assert other.status_code == 400
+        assert "access-control-allow-origin" not in other.headers
         assert (
             server.post("/v1/completions", HELLO, headers={"origin": origin, **key}).status_code
             == 403
@@ -73,9 +79,10 @@ def test_a_long_prompt_is_not_encoded(
         ("responses", {"input": "a", "instructions": text}, "input"),
         ("chat/completions", {"messages": [half, half]}, "messages"),
     ):
-        found = server.post(f"/v1/{path}", body)
-        error = found.json()["error"]
-        assert found.status_code == 400 and error["param"] == field, error
+        reply = server.post(f"/v1/{path}", body)
+        error = reply.json()["error"]
+        assert reply.status_code == 400, error
+        assert error["param"] == field, error
         assert "characters; valid: up to 640, for 20 tokens" in error["message"]
     monkeypatch.undo()
     ids = server.post("/v1/completions", {"prompt": [1] * 21}).json()["error"]
@@ -97,11 +104,11 @@ def test_long_lists(server: Running, path: str, body: dict[str, object], message
     with pytest.raises(ValueError) as caught:
         KINDS[path].model_validate(body)
     assert caught.value.error_count() <= 4  # type: ignore[attr-defined]
-    found = server.post(f"/v1/{path}", body)
-    error = found.json()["error"]
-    assert found.status_code == 400 and message in error["message"] and error["param"] in body, (
-        error
-    )
+    reply = server.post(f"/v1/{path}", body)
+    error = reply.json()["error"]
+    assert reply.status_code == 400, error
+    assert message in error["message"], error
+    assert error["param"] in body, error
 
 
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"type": "any"}}}}}
@@ -151,16 +158,17 @@ WORDS: dict[str, list[tuple[dict[str, object], str]]] = {
 @pytest.mark.parametrize("path", WORDS)
 def test_errors_name_the_value(server: Running, path: str) -> None:
     for body, message in WORDS[path]:
-        found = server.post(f"/v1/{path}", {**LEAST[path], **body})
-        error = found.json()["error"]
-        assert found.status_code == 400 and error["message"].startswith(message), error
+        reply = server.post(f"/v1/{path}", {**LEAST[path], **body})
+        error = reply.json()["error"]
+        assert reply.status_code == 400, error
+        assert error["message"].startswith(message), error
         assert len(error["message"]) < 400
 
 
 # ---- what is wrong in any way is refused with 4xx and one line; the server never fails on one ----
 
 DEEP = "[" * 5000 + "]" * 5000
-SAID = '"messages": [{"role": "user", "content": "hello"}]'
+HELLO_MESSAGES = '"messages": [{"role": "user", "content": "hello"}]'
 #: bodies, as they are sent
 BROKEN: dict[str, list[str]] = {
     "completions": [
@@ -182,9 +190,9 @@ BROKEN: dict[str, list[str]] = {
         '{"messages": [{"role": "tool", "content": "x"}]}',
         '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
         '{"messages": [{"role": "user", "content": [{"type": ["text"], "text": "x"}]}]}',
-        "{" + SAID + ', "tools": [{"type": "function", "function": {"name": "a b"}}]}',
-        "{" + SAID + ', "tools": [{"type": "function", "name": "\\ud800"}]}',
-        "{" + SAID + ', "tools": ' + DEEP[4900:-4900] + "}",
+        "{" + HELLO_MESSAGES + ', "tools": [{"type": "function", "function": {"name": "a b"}}]}',
+        "{" + HELLO_MESSAGES + ', "tools": [{"type": "function", "name": "\\ud800"}]}',
+        "{" + HELLO_MESSAGES + ', "tools": ' + DEEP[4900:-4900] + "}",
     ],
     "responses": [
         '{"input": []}',
@@ -199,13 +207,15 @@ CASES = [(path, body) for path, bodies in BROKEN.items() for body in bodies]
 @pytest.mark.parametrize(("path", "body"), CASES, ids=lambda value: value[:60])
 def test_bodies(server: Running, path: str, body: str) -> None:
     headers = {"content-type": "application/json"}
-    found = httpx.post(
+    reply = httpx.post(
         f"{server.url}/v1/{path}", content=body.encode(), headers=headers, timeout=60
     )
-    assert 400 <= found.status_code < 500, found.text
-    error = found.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"} and error["message"]
-    assert "\n" not in error["message"] and len(error["message"]) < 400
+    assert 400 <= reply.status_code < 500, reply.text
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "\n" not in error["message"]
+    assert len(error["message"]) < 400
 
 
 PATHS = [
@@ -229,10 +239,9 @@ PATHS = [
 
 @pytest.mark.parametrize(("method", "path", "status", "message"), PATHS)
 def test_paths(server: Running, method: str, path: str, status: int, message: str) -> None:
-    found = httpx.request(method, f"{server.url}{path}", timeout=60)
-    assert found.status_code == status and found.json()["error"]["message"].startswith(message), (
-        found.text
-    )
+    reply = httpx.request(method, f"{server.url}{path}", timeout=60)
+    assert reply.status_code == status, reply.text
+    assert reply.json()["error"]["message"].startswith(message), reply.text
 
 
 def test_the_description(server: Running) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.chats import calling_model, calling_tokenizer
 from tests.serve.conftest import Running, Start
 from tokenswift import LLM
 from tokenswift.serve.tools import MOST_UNBOUND
@@ -24,24 +22,11 @@ AHEAD = {"type": "object", "properties": {"code": {"type": "string", "pattern": 
 FOREIGN = {"type": "object", "properties": {"a": {"$ref": "https://example.org/a.json"}}}
 
 
-@pytest.fixture(scope="module")
-def calling() -> LLM:
-    """A model that calls a tool whenever it is asked."""
-    return LLM.from_model(calling_model(), calling_tokenizer(), heads=None)
-
-
-@pytest.fixture(scope="module")
-def tools(calling: LLM) -> Iterator[Running]:
-    running = Running(calling)
-    yield running
-    running.close()
-
-
 def function(name: str, parameters: object) -> dict[str, object]:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-def asked(named: str, *offered: dict[str, object]) -> dict[str, object]:
+def chat_body(named: str, *offered: dict[str, object]) -> dict[str, object]:
     return {
         "messages": [{"role": "user", "content": "How is the weather?"}],
         "tools": list(offered),
@@ -56,19 +41,19 @@ def test_a_tool_that_no_grammar_holds_is_offered(
     tools: Running, caplog: pytest.LogCaptureFixture, schema: object
 ) -> None:
     caplog.set_level(logging.WARNING, "tokenswift")
-    body = asked("odd", function("odd", schema), function("weather", CITY))
+    body = chat_body("odd", function("odd", schema), function("weather", CITY))
     reply = tools.post("/v1/chat/completions", {**body, "tool_choice": "auto"})
     assert reply.status_code == 200, reply.text
     named = tools.post("/v1/chat/completions", body).json()["choices"][0]["message"]
     call = named["tool_calls"][0]["function"]
     assert call["name"] == "odd"
     assert call["arguments"].startswith("{")
-    said = "calls of the tool odd may hold any JSON object: the JSON schema cannot be compiled"
-    assert (said in caplog.text) is (schema is not True)
+    warning = "calls of the tool odd may hold any JSON object: the JSON schema cannot be compiled"
+    assert (warning in caplog.text) is (schema is not True)
 
 
 def test_the_other_tools_are_held_to_their_schemas(tools: Running) -> None:
-    body = asked("weather", function("odd", AHEAD), function("weather", CITY))
+    body = chat_body("weather", function("odd", AHEAD), function("weather", CITY))
     message = tools.post("/v1/chat/completions", {**body, "temperature": 2}).json()["choices"][0]
     call = message["message"]["tool_calls"][0]["function"]
     assert json.loads(call["arguments"])["city"] in ("Brest", "Pau")
@@ -83,7 +68,7 @@ def test_the_answer_shows_the_schema_that_was_sent(tools: Running) -> None:
 def test_too_many_of_them_are_refused(tools: Running) -> None:
     """Each may take a core for seconds."""
     many = [function(f"odd{i}", AHEAD) for i in range(MOST_UNBOUND + 1)]
-    reply = tools.post("/v1/chat/completions", {**asked("odd0", *many), "tool_choice": "auto"})
+    reply = tools.post("/v1/chat/completions", {**chat_body("odd0", *many), "tool_choice": "auto"})
     error = reply.json()["error"]
     assert reply.status_code == 400
     assert "cannot be compiled" in error["message"]
@@ -92,7 +77,7 @@ def test_too_many_of_them_are_refused(tools: Running) -> None:
 
 @pytest.mark.parametrize("schema", [False, "object", {"type": "string"}, [1]])
 def test_parameters_that_are_no_objects_are_refused(tools: Running, schema: object) -> None:
-    body = asked("odd", function("odd", schema))
+    body = chat_body("odd", function("odd", schema))
     assert tools.post("/v1/chat/completions", body).json()["error"]["param"] == "tools"
 
 

@@ -44,7 +44,7 @@ def test_nothing_becomes_markup() -> None:
 
 NUMBERS = json.loads(SCRIPT.partition("NUMBERS = ")[2].partition(";")[0])
 #: a request as the page makes it, with all its settings
-ASKED: dict[str, Any] = {
+REQUEST: dict[str, Any] = {
     "background": True,
     "stream": True,
     "instructions": "Be brief.",
@@ -65,14 +65,18 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def test_what_it_reads_is_what_the_server_writes(server: Running) -> None:
-    assert set(NUMBERS) <= ASKED.keys() and ASKED.keys() <= set(Responses.model_fields)
-    with httpx.stream("POST", f"{server.url}/v1/responses", json=ASKED, timeout=60) as first:
+    assert set(NUMBERS) <= REQUEST.keys()
+    assert REQUEST.keys() <= set(Responses.model_fields)
+    with httpx.stream("POST", f"{server.url}/v1/responses", json=REQUEST, timeout=60) as first:
         name = first.headers["x-answer-id"]
-        told = events(first)
-    text, last = "".join(event.get("delta", "") for event in told), told[-1]
+        first_events = events(first)
+    text = "".join(event.get("delta", "") for event in first_events)
+    last = first_events[-1]
     assert last["type"] in ("response.completed", "response.incomplete")
-    own, usage = last["response"]["tokenswift"], last["response"]["usage"]
-    assert own["seed"] == 7 and 0 < own["steps"] <= usage["output_tokens"]
+    own_fields = last["response"]["tokenswift"]
+    usage = last["response"]["usage"]
+    assert own_fields["seed"] == 7
+    assert 0 < own_fields["steps"] <= usage["output_tokens"]
     assert last["response"]["output"][0]["content"][0]["text"] == text
     # a page that was loaded again
     again = f"{server.url}/v1/responses/{name}?stream=true&starting_after=-1"

@@ -37,9 +37,10 @@ HELLO: list[dict[str, object]] = [{"role": "user", "content": "Hello!"}]
 IGNORE: dict[str, object] = {"tokenswift": {"ignore_eos": True}}
 CHAT: dict[str, object] = {"messages": HELLO, "max_tokens": NEW, "seed": 5, **IGNORE}
 TEXT: dict[str, object] = {"prompt": "hello", "max_tokens": NEW, "seed": 5, **IGNORE}
-SAID: dict[str, object] = {"input": "Hello!", "max_output_tokens": NEW, "seed": 5, **IGNORE}
-LONG: dict[str, object] = {**SAID, "max_output_tokens": 400, "background": True}
-KEY, OTHER = "a-key-of-a-client", "another-key-of-one"
+RESPONSE: dict[str, object] = {"input": "Hello!", "max_output_tokens": NEW, "seed": 5, **IGNORE}
+LONG: dict[str, object] = {**RESPONSE, "max_output_tokens": 400, "background": True}
+KEY = "a-key-of-a-client"
+OTHER = "another-key-of-one"
 
 
 def text_of(reply: httpx.Response) -> str:
@@ -75,16 +76,16 @@ def test_completions_are_the_texts_of_generate(
     server: Running, llm: LLM, fields: dict[str, object], arguments: dict[str, object] | None
 ) -> None:
     """Fields of another endpoint mean nothing here."""
-    given: Any = {"prompt": "hello", "seed": 5, "ignore_eos": True}
-    given |= fields if arguments is None else arguments
-    wanted = llm.generate(max_new_tokens=NEW, strategy="autoregressive", **given)
+    body: Any = {"prompt": "hello", "seed": 5, "ignore_eos": True}
+    body |= fields if arguments is None else arguments
+    wanted = llm.generate(max_new_tokens=NEW, strategy="autoregressive", **body)
     assert text_of(server.post("/v1/completions", {**TEXT, **fields})) == wanted.text
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_text_ends_an_answer_before_it(server: Running, llm: LLM, stream: bool) -> None:
-    whole = llm.generate("hello", NEW, "autoregressive", seed=5, ignore_eos=True).text
-    stop = whole[10:13]
+    full_text = llm.generate("hello", NEW, "autoregressive", seed=5, ignore_eos=True).text
+    stop = full_text[10:13]
     body = {**TEXT, "stop": [stop, ""]}
     if stream:
         chunks = [json.loads(line) for line in streamed(server, "/v1/completions", body)[:-1]]
@@ -92,8 +93,9 @@ def test_a_stop_text_ends_an_answer_before_it(server: Running, llm: LLM, stream:
         reason = chunks[-1]["choices"][0]["finish_reason"]
     else:
         choice = server.post("/v1/completions", body).json()["choices"][0]
-        text, reason = choice["text"], choice["finish_reason"]
-    assert text == whole[: whole.index(stop)]
+        text = choice["text"]
+        reason = choice["finish_reason"]
+    assert text == full_text[: full_text.index(stop)]
     assert reason == "stop"
 
 
@@ -109,14 +111,14 @@ def test_sampling_that_is_not_given_is_the_models(start: Start, named: dict[str,
             sampling = replace(usual, seed=5, **more)
             wanted = llm.generate(HELLO, NEW, sampling=sampling, ignore_eos=True).text
             assert text_of(server.post("/v1/chat/completions", {**CHAT, **more})) == wanted
-            assert text_of(server.post("/v1/responses", {**SAID, **more})) == wanted
+            assert text_of(server.post("/v1/responses", {**RESPONSE, **more})) == wanted
 
 
 def test_a_response_of_a_model_without_a_template_is_continued_text(start: Start) -> None:
     model = tiny_model(max_position_embeddings=1024)
     with LLM.from_model(model, tiny_tokenizer(), heads=None) as llm:
         wanted = llm.generate("Hello!", NEW, seed=5, ignore_eos=True).text
-        assert text_of(start(llm).post("/v1/responses", SAID)) == wanted
+        assert text_of(start(llm).post("/v1/responses", RESPONSE)) == wanted
 
 
 def test_system_messages_may_come_anywhere(server: Running, llm: LLM) -> None:
@@ -134,7 +136,7 @@ def test_system_messages_may_come_anywhere(server: Running, llm: LLM) -> None:
     ("path", "fields", "field"),
     [
         ("completions", TEXT, "max_tokens"),
-        ("responses", SAID, "max_output_tokens"),
+        ("responses", RESPONSE, "max_output_tokens"),
         ("chat/completions", CHAT, "max_tokens"),
     ],
 )
@@ -194,7 +196,7 @@ def test_answers_in_memory_are_few(
     monkeypatch.setattr("tokenswift.serve.answers.MOST_IDLE", 2)
     for run_dir in (str(tmp_path / "answers"), None):
         server = start(run_dir=run_dir)
-        names = [server.post("/v1/responses", SAID).json()["id"] for _ in range(5)]
+        names = [server.post("/v1/responses", RESPONSE).json()["id"] for _ in range(5)]
         assert len(server.answers.known) <= 3
         states = [server.get(f"/v1/responses/{name}").status_code for name in names]
         assert states[-2:] == [200, 200]
@@ -233,8 +235,8 @@ def test_a_strategy_that_was_allowed_is_resumed(
     slow.pause = 0.01
     folder = str(tmp_path / "answers")
     server = start(llm, run_dir=folder, allow_strategies=True)
-    own = {"tokenswift": {"ignore_eos": True, "strategy": "magicdec"}}
-    name = server.post("/v1/responses", {**LONG, **own}).json()["id"]
+    settings = {"tokenswift": {"ignore_eos": True, "strategy": "magicdec"}}
+    name = server.post("/v1/responses", {**LONG, **settings}).json()["id"]
     server.close()
     slow.pause = 0.0
     again = start(llm, run_dir=folder)
@@ -281,7 +283,7 @@ def test_an_answer_belongs_to_its_key_after_a_restart_too(start: Start, tmp_path
     keys = str(tmp_path / "keys")
     folder = str(tmp_path / "answers")
     server = start(api_key_file=keys, run_dir=folder)
-    name = server.post("/v1/responses", SAID, headers=authorised(KEY)).json()["id"]
+    name = server.post("/v1/responses", RESPONSE, headers=authorised(KEY)).json()["id"]
     server.close()
     again = start(api_key_file=keys, run_dir=folder)
     path = f"/v1/responses/{name}"
@@ -380,8 +382,8 @@ def test_options_that_are_given_several_times() -> None:
     parser = argparse.ArgumentParser()
     add_options(parser, Settings)
     words = "--allowed-host a --allowed-host b --allow-strategies --cors https://c.example"
-    given = vars(parser.parse_args(words.split()))
-    assert given["allowed_host"] == ["a", "b"]
-    assert given["allow_strategies"] is True
-    settings = Settings(**given)
+    arguments = vars(parser.parse_args(words.split()))
+    assert arguments["allowed_host"] == ["a", "b"]
+    assert arguments["allow_strategies"] is True
+    settings = Settings(**arguments)
     assert settings.allowed_hosts == ("a", "b", "c.example")

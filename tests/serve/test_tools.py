@@ -24,7 +24,7 @@ from tokenswift import LLM
 from tokenswift.serve import answer
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-ASKED: list[Any] = [{"role": "user", "content": "How is the weather?"}]
+QUESTION: list[Any] = [{"role": "user", "content": "How is the weather?"}]
 
 
 class Weather(BaseModel):
@@ -39,23 +39,16 @@ FLAT: Any = {"type": "function", **TOOL["function"]}
 
 
 @pytest.fixture(scope="module")
-def calling() -> LLM:
-    """A model that calls a tool when it is asked, and says "ok" to its result."""
-    return LLM.from_model(calling_model(), calling_tokenizer(), heads=None)
-
-
-@pytest.fixture(scope="module")
-def tools(calling: LLM) -> Iterator[Running]:
-    running = Running(calling)
-    yield running
-    running.close()
-
-
-@pytest.fixture(scope="module")
 def call(tools: Running) -> dict[str, Any]:
     """A request of a chat that calls a tool."""
     name = tools.get("/v1/models").json()["data"][0]["id"]
-    return {"model": name, "messages": ASKED, "tools": [TOOL], "temperature": 0, "max_tokens": 400}
+    return {
+        "model": name,
+        "messages": QUESTION,
+        "tools": [TOOL],
+        "temperature": 0,
+        "max_tokens": 400,
+    }
 
 
 def of_responses(call: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -74,9 +67,10 @@ def test_a_loop_of_tools(tools: Running, call: dict[str, Any], calling: LLM) -> 
     first = client.chat.completions.create(**call)
     ChatCompletion.model_validate(first.to_dict(), strict=True)
     choice: Any = first.choices[0]
-    assert choice.finish_reason == "tool_calls" and choice.message.content is None
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
     called = choice.message.tool_calls[0]
-    alone = calling.chat(ASKED, 400, "autoregressive", tools=[TOOL], temperature=0)
+    alone = calling.chat(QUESTION, 400, "autoregressive", tools=[TOOL], temperature=0)
     assert called.function.arguments == alone.tool_calls[0].arguments
     Weather.model_validate_json(called.function.arguments)
     result = {
@@ -85,7 +79,7 @@ def test_a_loop_of_tools(tools: Running, call: dict[str, Any], calling: LLM) -> 
         "content": [{"type": "text", "text": "rain"}],
     }
     second = client.chat.completions.create(
-        **{**call, "messages": [*ASKED, choice.message, result]}
+        **{**call, "messages": [*QUESTION, choice.message, result]}
     )
     assert (second.choices[0].message.content, second.choices[0].finish_reason) == ("ok", "stop")
     assert second.choices[0].message.tool_calls is None
@@ -97,15 +91,17 @@ def test_a_loop_of_tools(tools: Running, call: dict[str, Any], calling: LLM) -> 
 def test_choices(tools: Running, call: dict[str, Any], choice: Any) -> None:
     """Whole and as a stream they are the same."""
     more = {**call, "tool_choice": choice, "temperature": 1, "seed": 4, "max_tokens": 300}
-    whole = tools.client().chat.completions.create(**more).choices[0]
-    called: list[Any] = whole.message.tool_calls or []
+    complete = tools.client().chat.completions.create(**more).choices[0]
+    called: list[Any] = complete.message.tool_calls or []
     assert bool(called) is (choice != "none")
     *lines, _ = streamed(tools, "/v1/chat/completions", more)
     chunks = [
         ChatCompletionChunk.model_validate_json(line, strict=True).choices[0] for line in lines
     ]
-    assert "".join(chunk.delta.content or "" for chunk in chunks) == (whole.message.content or "")
-    assert chunks[-1].finish_reason == whole.finish_reason
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == (
+        complete.message.content or ""
+    )
+    assert chunks[-1].finish_reason == complete.finish_reason
     pieces = [one for chunk in chunks for one in chunk.delta.tool_calls or ()]
     spelt = "".join((one.function and one.function.arguments) or "" for one in pieces)
     assert spelt == "".join(one.function.arguments for one in called)
@@ -117,78 +113,94 @@ def test_helpers_of_responses(tools: Running, call: dict[str, Any]) -> None:
     client = tools.client()
     parsed = client.responses.parse(**of_responses(call, tools=[TOOL]))
     (item,) = parsed.output
-    assert item.type == "function_call" and isinstance(item.parsed_arguments, Weather)
+    assert item.type == "function_call"
+    assert isinstance(item.parsed_arguments, Weather)
     first = client.responses.create(**of_responses(call))
     Response.model_validate(first.to_dict(), strict=True)
-    assert (
-        first.status == "completed"
-        and first.tool_choice == "auto"
-        and first.tools[0].type == "function"
-    )
-    called: Any = first.output[0]
-    result: list[Any] = [
-        {"type": "function_call_output", "call_id": called.call_id, "output": "rain"}
-    ]
+    assert first.status == "completed"
+    assert first.tool_choice == "auto"
+    assert first.tools[0].type == "function"
+    result = result_of(first)
     more = of_responses(call, input=result)
     second = client.responses.create(**more, previous_response_id=first.id)
-    assert second.output_text == "ok" and second.previous_response_id == first.id
-    asked: list[Any] = [{"type": "message", **ASKED[0]}, called.to_dict(), *result]
-    assert client.responses.create(**of_responses(call, input=asked)).output_text == "ok"
+    assert second.output_text == "ok"
+    assert second.previous_response_id == first.id
+    items: list[Any] = [{"type": "message", **QUESTION[0]}, first.output[0].to_dict(), *result]
+    assert client.responses.create(**of_responses(call, input=items)).output_text == "ok"
     third = client.responses.create(
         **of_responses(call, input="And now?"), previous_response_id=second.id
     )
-    assert third.usage and second.usage and third.usage.input_tokens > second.usage.input_tokens
+    assert third.usage
+    assert second.usage
+    assert third.usage.input_tokens > second.usage.input_tokens
+
+
+def result_of(response: Response) -> list[Any]:
+    """The result of a response's call, as an input."""
+    called: Any = response.output[0]
+    return [{"type": "function_call_output", "call_id": called.call_id, "output": "rain"}]
 
 
 def test_going_on_from_a_response_after_a_restart(
+    start: Start, calling: LLM, call: dict[str, Any], tmp_path: Path
+) -> None:
+    """What was said before is stored with the answer, and lasts longer than what it came from."""
+    folder = str(tmp_path / "answers")
+    before = start(calling, run_dir=folder)
+    first = before.client().responses.create(**of_responses(call))
+    before.close()
+    server = start(calling, run_dir=folder)
+    client = server.client()
+    more = of_responses(call, input=result_of(first))
+    second = client.responses.create(**more, previous_response_id=first.id)
+    assert second.output_text == "ok"
+    client.responses.delete(first.id)
+    server.close()
+    client = start(calling, run_dir=folder).client()
+    assert client.responses.retrieve(second.id).output_text == "ok"
+    more = of_responses(call, input="And?")
+    third = client.responses.create(**more, previous_response_id=second.id)
+    assert third.usage is not None
+    assert third.usage.input_tokens > 100
+    with pytest.raises(openai.BadRequestError, match="there is no response") as caught:
+        client.responses.create(**of_responses(call), previous_response_id=first.id)
+    assert caught.value.code == "previous_response_not_found"
+
+
+def test_a_response_is_deleted_while_its_end_is_written(
     start: Start,
     calling: LLM,
     call: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What was said before is kept with the answer, and lasts longer than what it came from."""
-    folder = str(tmp_path / "answers")
-    before = start(calling, run_dir=folder)
-    first = before.client().responses.create(**of_responses(call))
-    called: Any = first.output[0]
-    result: list[Any] = [
-        {"type": "function_call_output", "call_id": called.call_id, "output": "rain"}
-    ]
-    before.close()
-    server = start(calling, run_dir=folder)
+    server = start(calling, run_dir=str(tmp_path / "answers"))
     client = server.client()
-    second = client.responses.create(
-        **of_responses(call, input=result), previous_response_id=first.id
-    )
-    assert second.output_text == "ok"
-    write, pause = answer.write_whole, 0.3
-    monkeypatch.setattr(answer, "write_whole", lambda *kept: (time.sleep(pause), write(*kept)))
+    first = client.responses.create(**of_responses(call))
+    write = answer.write_whole
+    pause = 0.3
+
+    def write_slowly(path: Path, data: bytes) -> None:
+        time.sleep(pause)
+        write(path, data)
+
+    monkeypatch.setattr(answer, "write_whole", write_slowly)
     slow = client.responses.create(**of_responses(call), background=True)
     assert until(lambda: server.answers.known[slow.id].reason != "")
-    for name in (slow.id, first.id):  # also while its end is written
+    for name in (slow.id, first.id):
         client.responses.delete(name)
     time.sleep(2 * pause)
     assert not (tmp_path / "answers" / slow.id).exists()
     assert not (tmp_path / "answers" / first.id).exists()
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)
-    server.close()
-    client = start(calling, run_dir=folder).client()
-    assert client.responses.retrieve(second.id).output_text == "ok"
-    third = client.responses.create(
-        **of_responses(call, input="And?"), previous_response_id=second.id
-    )
-    assert third.usage is not None and third.usage.input_tokens > 100
-    with pytest.raises(openai.BadRequestError, match="there is no response") as caught:
-        client.responses.create(**of_responses(call), previous_response_id=first.id)
-    assert caught.value.code == "previous_response_not_found"
 
 
 def test_a_call_that_is_cut_is_no_whole_one(tools: Running, call: dict[str, Any]) -> None:
-    found = tools.client().chat.completions.create(**{**call, "max_tokens": 60})
-    choice = found.choices[0]
-    assert choice.finish_reason == "length" and choice.message.tool_calls
+    completion = tools.client().chat.completions.create(**{**call, "max_tokens": 60})
+    choice = completion.choices[0]
+    assert choice.finish_reason == "length"
+    assert choice.message.tool_calls
     with pytest.raises(ValueError):
         json.loads(choice.message.tool_calls[0].function.arguments)  # type: ignore[union-attr]
     cut = tools.client().responses.create(**of_responses(call, max_output_tokens=60))
@@ -203,26 +215,26 @@ def test_answers_of_ours_are_taken_again(start: Start) -> None:
     create: Any = start(llm).client().chat.completions.create
     how = {"model": "x", "tools": [TOOL], "temperature": 0}
     forced = {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200}
-    message = create(messages=ASKED, **how, **forced).choices[0].message.to_dict()
+    message = create(messages=QUESTION, **how, **forced).choices[0].message.to_dict()
     key = message["tool_calls"][0]["id"]
     assert re.fullmatch("[a-z0-9]{9}", key)
     for name in (key, "call_" + 24 * "f"):
         message["tool_calls"][0]["id"] = name
         result = {"role": "tool", "tool_call_id": name, "content": "rain"}
-        again = create(messages=[*ASKED, message, result], max_tokens=1, **how)
+        again = create(messages=[*QUESTION, message, result], max_tokens=1, **how)
         assert again.choices[0].finish_reason == "length"
     result = {"role": "tool", "tool_call_id": "gone", "name": "clock", "content": "noon"}
-    create(messages=[*ASKED, result], max_tokens=1, **how)
+    create(messages=[*QUESTION, result], max_tokens=1, **how)
     del result["name"]
     with pytest.raises(openai.BadRequestError, match="tool_call_id is 'gone'; valid: the id of a"):
-        create(messages=[*ASKED, result], **how)
+        create(messages=[*QUESTION, result], **how)
 
 
 # ---- what a model thinks before it answers -------------------------------------------------------
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 CHAT: dict[str, Any] = {"messages": HI, "temperature": 0, "max_tokens": 60}
-SAID: dict[str, Any] = {"input": "Hi", "temperature": 0, "max_output_tokens": 60}
+RESPONSE: dict[str, Any] = {"input": "Hi", "temperature": 0, "max_output_tokens": 60}
 FORM: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "c", "schema": COLOUR}}
 
 
@@ -266,7 +278,8 @@ def test_a_chat(thinks: Running) -> None:
     plain = (
         create(model="x", **CHAT, reasoning_effort="none", response_format=FORM).choices[0].message
     )
-    assert json.loads(plain.content)["colour"] and not hasattr(plain, "reasoning_content")
+    assert json.loads(plain.content)["colour"]
+    assert not hasattr(plain, "reasoning_content")
     text = thinks.post(
         "/v1/completions", {"prompt": "assistant:", "temperature": 0, "max_tokens": 60}
     )
@@ -277,14 +290,17 @@ def test_a_chat(thinks: Running) -> None:
 
 def test_a_response(thinks: Running) -> None:
     """A reasoning item before the message; events that can be taken up at every place."""
-    found = thinks.client().responses.create(model="x", **SAID)
-    Response.model_validate(found.to_dict(), strict=True)
-    thought, message = found.output
-    assert thought.type == "reasoning" and thought.content and thought.content[0].text == "y"
-    assert message.type == "message" and found.output_text == "o"
-    lines = streamed(thinks, "/v1/responses", SAID)
-    whole = [EVENT.validate_json(line, strict=True) for line in lines]
-    kinds = [event.type.removeprefix("response.") for event in whole]
+    response = thinks.client().responses.create(model="x", **RESPONSE)
+    Response.model_validate(response.to_dict(), strict=True)
+    thought, message = response.output
+    assert thought.type == "reasoning"
+    assert thought.content
+    assert thought.content[0].text == "y"
+    assert message.type == "message"
+    assert response.output_text == "o"
+    lines = streamed(thinks, "/v1/responses", RESPONSE)
+    events = [EVENT.validate_json(line, strict=True) for line in lines]
+    kinds = [event.type.removeprefix("response.") for event in events]
     assert kinds == [
         "created",
         "in_progress",
@@ -301,7 +317,8 @@ def test_a_response(thinks: Running) -> None:
         "completed",
     ]
     again = [thought.to_dict(), message.to_dict()]
-    asked: Any = [{"role": "user", "content": "Hi"}, *again, {"role": "user", "content": "And?"}]
+    items: Any = [{"role": "user", "content": "Hi"}, *again, {"role": "user", "content": "And?"}]
     assert (
-        thinks.client().responses.create(model="x", **{**SAID, "input": asked}).output_text == "o"
+        thinks.client().responses.create(model="x", **{**RESPONSE, "input": items}).output_text
+        == "o"
     )
