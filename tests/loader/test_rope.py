@@ -120,7 +120,7 @@ def test_frequencies_are_those_of_transformers(
 @pytest.mark.parametrize("wrong", [{"rope_theta": 1.0}, {"rope_theta": 1e4, "beta_fast": 5e-324}])
 def test_positions_without_frequencies_are_refused(wrong: dict[str, Any]) -> None:
     own = tiny_model().config.to_dict()
-    said = {name: own[name] for name in READ["llama"].usual}
+    said = {name: own[name] for name in READ["llama"].defaults}
     config = completed(
         "llama", {**said, "rope_parameters": {"rope_type": "yarn", "factor": 2.0, **wrong}}
     )
@@ -215,7 +215,7 @@ def test_a_factor_of_positions_counts_once(
     stated: int, rope: dict[str, object], limit: int
 ) -> None:
     own = {**tiny_model().config.to_dict(), "rope_parameters": None, "rope_theta": THETA}
-    said = {name: own[name] for name in READ["llama"].usual} | {"rope_scaling": rope}
+    said = {name: own[name] for name in READ["llama"].defaults} | {"rope_scaling": rope}
     config = completed("llama", {**said, "max_position_embeddings": stated})
     assert context_limit(config) == limit
     assert rotary_of_config(config).limit == limit

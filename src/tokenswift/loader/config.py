@@ -92,7 +92,7 @@ def completed(kind: str, said: Mapping[str, Any]) -> SimpleNamespace | None:
         None where transformers may understand it otherwise.
     """
     family = FAMILIES[kind]
-    usual = family.usual
+    usual = family.defaults
     known = {"head_dim": None, **usual}  # read without a default
     if not said.keys() <= {*known, *ASIDE}:
         return None
@@ -103,7 +103,7 @@ def completed(kind: str, said: Mapping[str, Any]) -> SimpleNamespace | None:
     if "head_dim" in usual and fields["head_dim"] is None:
         fields["head_dim"] = hidden // heads
     fields["num_key_value_heads"] = fields["num_key_value_heads"] or heads
-    rope = positions_said(said, fields["max_position_embeddings"], family.bases)
+    rope = positions_said(said, fields["max_position_embeddings"], family.rope_bases)
     activation = fields.get("hidden_activation", fields["hidden_act"])
     if rope is None or activation != family.activation or (kind == "llama" and hidden % heads):
         return None
@@ -139,7 +139,7 @@ def _take_layer_types(fields: dict[str, Any], family: Family) -> bool:
             slides = [n >= fields["max_window_layers"] for n in range(layers)]
         elif turned:
             slides = [not turns for turns in turned]
-        windowed = fields["sliding_window"] is not None or len(family.bases) > 1
+        windowed = fields["sliding_window"] is not None or len(family.rope_bases) > 1
         fields["layer_types"] = [SLIDING if windowed and slide else FULL for slide in slides]
     kinds = fields["layer_types"]
     return len(kinds) == layers <= len(turned or kinds) and set(kinds) <= {FULL, SLIDING}
@@ -219,7 +219,7 @@ def read_config(name: str, path: Path) -> dict[str, Any]:
     _check_plain(name, said.get("quantization_config") or said.get("compression_config"))
     _check_stated_once(said, where)
     if (kind := said.get("model_type")) in FAMILIES:
-        usual = {name: value for name, value in FAMILIES[kind].usual.items() if value is not ...}
+        usual = {name: value for name, value in FAMILIES[kind].defaults.items() if value is not ...}
         check_numbers({"head_dim": None} | usual | said, where)
     else:  # other families have lists and names of their own
         check_numbers({key: value for key, value in said.items() if _is_checked(key, value)}, where)

@@ -1,30 +1,74 @@
-"""Families of the native decoder, and the layers that they name."""
+"""Families of the native decoder, and the layers that they name.
+
+There is one decoder, and for each family what sets it apart, as data. To add one: give it an entry
+in `FAMILIES` with the fields of its config and their defaults, as its configuration class in
+transformers has them, and those of the switches of `Family` that it needs. Numbers that a config
+may hold (multipliers, caps, windows, layers without positions) are read by `layout.layout_of` where
+the family's defaults name them. Where GGUF files of it exist, say what they call it (``gguf``) and
+its numbers (``gguf_keys``), and whether they permute its rows (``gguf_permuted``). Then add it,
+tiny, to tests/tiny.py: the tests hold it against transformers. What no switch expresses stays with
+transformers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import EllipsisType
+from typing import Final, NamedTuple
 
-from tokenswift.loader.schema import CAPS, MULTIPLIERS
-
-# One decoder, and for each family what sets it apart, as data. To add one: give it an entry in
-# FAMILIES with the fields of its config and their defaults, as its configuration class in
-# transformers has them, and what of the switches of Family it needs. Numbers that a config may hold
-# (multipliers, caps, windows, layers without positions) are read by layout_of where the family's
-# defaults name them. Where GGUF files of it exist, say what they call it (gguf) and its numbers
-# (keys), and whether their rows pair neighbours (turned). Then add it, tiny, to tests/tiny.py: the
-# tests hold it against transformers. What no switch expresses stays with transformers.
+#: kinds of layers
+FULL: Final = "full_attention"
+SLIDING: Final = "sliding_attention"
+#: activations of MLPs
+SILU: Final = "silu"
+GELU: Final = "gelu_pytorch_tanh"
 
 #: projections of a layer
-PROJECTIONS = tuple(f"self_attn.{part}_proj" for part in "qkvo")
-PROJECTIONS += tuple(f"mlp.{part}_proj" for part in ("gate", "up", "down"))
-#: kinds of layers
-FULL, SLIDING = "full_attention", "sliding_attention"
-SILU, GELU = "silu", "gelu_pytorch_tanh"
-#: norms before and behind attention, before and behind the MLP
-BEFORE = ("input_layernorm", None, "post_attention_layernorm", None)
-BEHIND = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-FOUR = ("input_layernorm", BEHIND[1], "pre_feedforward_layernorm", BEHIND[3])
+QUERY: Final = "self_attn.q_proj"
+KEY: Final = "self_attn.k_proj"
+VALUE: Final = "self_attn.v_proj"
+OUTPUT: Final = "self_attn.o_proj"
+GATE: Final = "mlp.gate_proj"
+UP: Final = "mlp.up_proj"
+DOWN: Final = "mlp.down_proj"
+QUERY_KEY_VALUE = (QUERY, KEY, VALUE)
+ATTENTION = (QUERY, KEY, VALUE, OUTPUT)
+PROJECTIONS = (QUERY, KEY, VALUE, OUTPUT, GATE, UP, DOWN)
+
+
+class Norms(NamedTuple):
+    """Names of a layer's norms; None: there is none in this place."""
+
+    before_attention: str | None
+    behind_attention: str | None
+    before_mlp: str | None
+    behind_mlp: str | None
+
+
+NORMS_BEFORE = Norms("input_layernorm", None, "post_attention_layernorm", None)
+NORMS_BEHIND = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+FOUR_NORMS = Norms(
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+ONE_NORM = Norms("input_layernorm", None, None, None)
+
+#: stands for a default that there is none of: a file has to say the number, or transformers' own
+#: default may be another one
+REQUIRED: EllipsisType = ...
+
+#: numbers that every family's files have to say
+SIZES = {
+    "vocab_size": REQUIRED,
+    "hidden_size": REQUIRED,
+    "intermediate_size": REQUIRED,
+    "num_hidden_layers": REQUIRED,
+    "num_attention_heads": REQUIRED,
+    "max_position_embeddings": REQUIRED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,121 +76,325 @@ class Family:
     """What sets a family's decoder apart from Llama's.
 
     Attributes:
-        usual: fields of its config that its forward pass depends on, and their defaults.
+        defaults: fields of its config that its forward pass depends on, and their defaults.
         biased: projections that may have biases.
-        norms: names of the norms before and behind attention, before and behind the MLP; None:
-            there is none.
-        head_norms: of queries and keys: "" (none), "head", or "projection" (over all heads
+        norms: names of the norms of a layer.
+        head_norms: norms of queries and keys: "" (none), "head", or "projection" (over all heads
             together).
         plus_one: whether norms multiply by 1 + their weight.
-        activation: of the MLP.
+        activation: the activation of the MLP.
         full_every: one layer in so many sees everything where the config does not say which; 0:
             none does.
-        bases: of the rotary frequencies; two where layers with windows have their own.
-        gguf: what GGUF files call it; "" where none of its own.
-        turned: whether the files' rows of queries and keys pair neighbours.
-        keys: numbers of the config by what the files call them.
-        parallel: whether attention and MLP take in the same norm, a LayerNorm: of states without
-            their mean.
-        neighbours: whether positions turn neighbours of a head's numbers, not those of its halves.
-        full_turns: whether layers that see everything know positions.
-        largest: layers of a model whose scores are scaled by its width a head instead of the head's
-            (Gemma).
+        rope_bases: bases of the rotary frequencies; two where layers with windows have their own.
+        full_layers_rotate: whether layers that see everything know positions.
+        interleaved_rope: whether positions rotate neighbouring numbers of a head, rather than
+            those of its two halves.
+        parallel: whether attention and MLP take in the same norm, a LayerNorm, which takes the mean
+            from states.
+        gguf: what GGUF files call it; "": none do.
+        gguf_permuted: whether GGUF files have rows of queries and keys in another order, in which
+            positions rotate neighbours.
+        gguf_keys: what GGUF files call numbers of its config that others lack.
+        layers_scaled_by_width: layers of the one model whose scores are scaled by the width of its
+            states per head, rather than by that of a head (Gemma).
     """
 
-    usual: dict[str, Any]
+    defaults: Mapping[str, object]
     biased: tuple[str, ...] = ()
-    norms: tuple[str | None, ...] = BEFORE
+    norms: Norms = NORMS_BEFORE
     head_norms: str = ""
     plus_one: bool = False
     activation: str = SILU
     full_every: int = 1
-    bases: tuple[float, ...] = (10_000.0,)
-    gguf: str = ""
-    turned: bool = False
-    keys: dict[str, str] = field(default_factory=dict)
+    rope_bases: tuple[float, ...] = (10_000.0,)
+    full_layers_rotate: bool = True
+    interleaved_rope: bool = False
     parallel: bool = False
-    neighbours: bool = False
-    full_turns: bool = True
-    largest: int = 0
+    gguf: str = ""
+    gguf_permuted: bool = False
+    gguf_keys: Mapping[str, str] = field(default_factory=dict)
+    layers_scaled_by_width: int = 0
 
 
-#: what files have to say; where one does not, transformers' own default may be another
-_SAID: dict[str, Any] = dict.fromkeys(
-    ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    + (
-        "num_key_value_heads",
-        "max_position_embeddings",
-        "rms_norm_eps",
-        "bos_token_id",
-        "eos_token_id",
-    ),
-    ...,
-) | {"hidden_act": SILU, "tie_word_embeddings": False}
-_LLAMA = _SAID | {"num_key_value_heads": None, "head_dim": None}
-_MISTRAL = _SAID | {"head_dim": None, "sliding_window": 4096}
-_QWEN = _SAID | {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
-_QWEN |= {"layer_types": None, "bos_token_id": None, "eos_token_id": None}
-_BIASES = {"attention_bias": False, "mlp_bias": False}
-_WINDOWS = {"sliding_window": 4096, "layer_types": None}
-_SMOLLM = (
-    _SAID | _BIASES | {"no_rope_layers": None, "no_rope_layer_interval": 4, "layer_types": None}
+LLAMA = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "rms_norm_eps": REQUIRED,
+        "hidden_act": SILU,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": REQUIRED,
+        "eos_token_id": REQUIRED,
+        "tie_word_embeddings": False,
+    },
+    biased=PROJECTIONS,
+    gguf="llama",
+    gguf_permuted=True,
 )
-_SMOLLM |= {"use_sliding_window": False, "sliding_window": None, "tie_word_embeddings": True}
-_OLMO = _SAID | {"attention_bias": False}
-_OLMOS: dict[str, Any] = {"biased": PROJECTIONS[:4], "norms": BEHIND, "head_norms": "projection"}
-_GRANITE = _SAID | _BIASES | dict.fromkeys(MULTIPLIERS, 1.0)
-_COHERE = _SAID | _WINDOWS | {"sliding_window_pattern": None, "attention_bias": False}
-_COHERE |= {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True}
-del _COHERE["rms_norm_eps"]
-_COHERES: dict[str, Any] = {"parallel": True, "neighbours": True, "full_turns": False}
-_COHERES["keys"] = {"logit_scale": "logit_scale", "layer_norm_eps": "attention.layer_norm_epsilon"}
-_CAPS = {name: name for name in CAPS}
-_GEMMA = (
-    _SAID | _WINDOWS | {"hidden_act": GELU, "hidden_activation": GELU, "tie_word_embeddings": True}
-)
-_GEMMA |= {"head_dim": 256, "query_pre_attn_scalar": 256, "attention_bias": False}
-_GEMMA |= {"use_bidirectional_attention": False}
-_GEMMA_2 = _GEMMA | {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
-_GEMMA_3 = _GEMMA | dict.fromkeys(_CAPS) | {"sliding_window_pattern": None}
-_GEMMAS: dict[str, Any] = {
-    "biased": PROJECTIONS[:4],
-    "norms": FOUR,
-    "plus_one": True,
-    "activation": GELU,
-}
 
+MISTRAL = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": REQUIRED,
+        "head_dim": None,
+        "rms_norm_eps": REQUIRED,
+        "hidden_act": SILU,
+        "sliding_window": 4096,
+        "bos_token_id": REQUIRED,
+        "eos_token_id": REQUIRED,
+        "tie_word_embeddings": False,
+    },
+    full_every=0,
+    gguf_permuted=True,
+)
+
+MINISTRAL = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": REQUIRED,
+        "head_dim": None,
+        "rms_norm_eps": REQUIRED,
+        "hidden_act": SILU,
+        "sliding_window": 4096,
+        "layer_types": None,
+        "bos_token_id": REQUIRED,
+        "eos_token_id": REQUIRED,
+        "tie_word_embeddings": False,
+    },
+    full_every=0,
+)
+
+QWEN2 = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": REQUIRED,
+        "rms_norm_eps": REQUIRED,
+        "hidden_act": SILU,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "layer_types": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "tie_word_embeddings": False,
+    },
+    biased=QUERY_KEY_VALUE,
+    gguf="qwen2",
+)
+
+QWEN3 = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": REQUIRED,
+        "head_dim": 128,
+        "rms_norm_eps": REQUIRED,
+        "hidden_act": SILU,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "layer_types": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "tie_word_embeddings": False,
+    },
+    biased=ATTENTION,
+    head_norms="head",
+    gguf="qwen3",
+)
+
+SMOLLM3 = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": REQUIRED,
+        "rms_norm_eps": REQUIRED,
+        "hidden_act": SILU,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "layer_types": None,
+        "no_rope_layers": None,
+        "no_rope_layer_interval": 4,
+        "bos_token_id": REQUIRED,
+        "eos_token_id": REQUIRED,
+        "tie_word_embeddings": True,
+    },
+    biased=PROJECTIONS,
+    rope_bases=(2_000_000.0,),
+    gguf="smollm3",
+    gguf_permuted=True,
+)
+
+GRANITE = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": REQUIRED,
+        "rms_norm_eps": REQUIRED,
+        "hidden_act": SILU,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "bos_token_id": REQUIRED,
+        "eos_token_id": REQUIRED,
+        "tie_word_embeddings": False,
+    },
+    biased=PROJECTIONS,
+    gguf="granite",
+    gguf_permuted=True,
+    gguf_keys={
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "attention_multiplier": "attention.scale",
+        "logits_scaling": "logit_scale",
+    },
+)
+
+OLMO2 = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": REQUIRED,
+        "rms_norm_eps": REQUIRED,
+        "hidden_act": SILU,
+        "attention_bias": False,
+        "bos_token_id": REQUIRED,
+        "eos_token_id": REQUIRED,
+        "tie_word_embeddings": False,
+    },
+    biased=ATTENTION,
+    norms=NORMS_BEHIND,
+    head_norms="projection",
+    gguf="olmo2",
+)
+
+OLMO3 = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": REQUIRED,
+        "rms_norm_eps": REQUIRED,
+        "hidden_act": SILU,
+        "attention_bias": False,
+        "sliding_window": 4096,
+        "layer_types": None,
+        "bos_token_id": REQUIRED,
+        "eos_token_id": REQUIRED,
+        "tie_word_embeddings": False,
+    },
+    biased=ATTENTION,
+    norms=NORMS_BEHIND,
+    head_norms="projection",
+    full_every=4,
+    rope_bases=(500_000.0, 500_000.0),
+)
+
+COHERE2 = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": REQUIRED,
+        "layer_norm_eps": 1e-5,
+        "hidden_act": SILU,
+        "attention_bias": False,
+        "sliding_window": 4096,
+        "sliding_window_pattern": None,
+        "layer_types": None,
+        "logit_scale": 0.0625,
+        "bos_token_id": REQUIRED,
+        "eos_token_id": REQUIRED,
+        "tie_word_embeddings": True,
+    },
+    biased=ATTENTION,
+    norms=ONE_NORM,
+    full_every=4,
+    full_layers_rotate=False,
+    interleaved_rope=True,
+    parallel=True,
+    gguf="cohere2",
+    gguf_keys={
+        "logit_scale": "logit_scale",
+        "layer_norm_eps": "attention.layer_norm_epsilon",
+    },
+)
+
+GEMMA2 = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": REQUIRED,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": REQUIRED,
+        "hidden_act": GELU,
+        "hidden_activation": GELU,
+        "attention_bias": False,
+        "use_bidirectional_attention": False,
+        "sliding_window": 4096,
+        "layer_types": None,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+        "bos_token_id": REQUIRED,
+        "eos_token_id": REQUIRED,
+        "tie_word_embeddings": True,
+    },
+    biased=ATTENTION,
+    norms=FOUR_NORMS,
+    plus_one=True,
+    activation=GELU,
+    full_every=2,
+    gguf="gemma2",
+    gguf_keys={
+        "final_logit_softcapping": "final_logit_softcapping",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+    },
+    layers_scaled_by_width=46,
+)
+
+GEMMA3 = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": REQUIRED,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": REQUIRED,
+        "hidden_act": GELU,
+        "hidden_activation": GELU,
+        "attention_bias": False,
+        "use_bidirectional_attention": False,
+        "sliding_window": 4096,
+        "sliding_window_pattern": None,
+        "layer_types": None,
+        "final_logit_softcapping": None,
+        "attn_logit_softcapping": None,
+        "bos_token_id": REQUIRED,
+        "eos_token_id": REQUIRED,
+        "tie_word_embeddings": True,
+    },
+    biased=ATTENTION,
+    norms=FOUR_NORMS,
+    head_norms="head",
+    plus_one=True,
+    activation=GELU,
+    full_every=6,
+    rope_bases=(1_000_000.0, 10_000.0),
+    gguf="gemma3",
+    layers_scaled_by_width=62,
+)
+
+#: by the model type of transformers' configs
 FAMILIES: dict[str, Family] = {
-    "llama": Family(_LLAMA | _BIASES, PROJECTIONS, gguf="llama", turned=True),
-    "mistral": Family(_MISTRAL, full_every=0, turned=True),
-    "ministral": Family(_MISTRAL | {"layer_types": None}, full_every=0),
-    "qwen2": Family(_QWEN, PROJECTIONS[:3], gguf="qwen2"),
-    "qwen3": Family(
-        _QWEN | {"head_dim": 128, "attention_bias": False},
-        PROJECTIONS[:4],
-        head_norms="head",
-        gguf="qwen3",
-    ),
-    "smollm3": Family(_SMOLLM, PROJECTIONS, bases=(2e6,), gguf="smollm3", turned=True),
-    "granite": Family(_GRANITE, PROJECTIONS, gguf="granite", turned=True, keys=MULTIPLIERS),
-    "olmo2": Family(_OLMO, **_OLMOS, gguf="olmo2"),
-    "olmo3": Family(_OLMO | _WINDOWS, **_OLMOS, full_every=4, bases=(5e5, 5e5)),
-    "cohere2": Family(
-        _COHERE,
-        PROJECTIONS[:4],
-        norms=(*BEFORE[:2], None, None),
-        full_every=4,
-        gguf="cohere2",
-        **_COHERES,
-    ),
-    "gemma2": Family(_GEMMA_2, **_GEMMAS, full_every=2, gguf="gemma2", keys=_CAPS, largest=46),
-    "gemma3_text": Family(
-        _GEMMA_3,
-        **_GEMMAS,
-        head_norms="head",
-        full_every=6,
-        bases=(1e6, 1e4),
-        gguf="gemma3",
-        largest=62,
-    ),
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "ministral": MINISTRAL,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "smollm3": SMOLLM3,
+    "granite": GRANITE,
+    "olmo2": OLMO2,
+    "olmo3": OLMO3,
+    "cohere2": COHERE2,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
 }

@@ -132,7 +132,7 @@ class GgufFile:
     def keys(self) -> dict[str, str]:
         """What the file calls the numbers of a config, behind the name of the architecture."""
         kind = ARCHITECTURES.get(self.architecture)
-        return CALLED | (FAMILIES[kind].keys if kind else {})
+        return CALLED | (FAMILIES[kind].gguf_keys if kind else {})
 
     def called(self) -> dict[str, str]:
         """What the file calls the numbers of a config."""
@@ -174,7 +174,9 @@ def weights_of(file: GgufFile, layout: Layout, dtype: torch.dtype, kind: str) ->
     for theirs, tensor in file.tensors.items():
         if theirs != FACTORS:
             name = back.get(theirs, theirs)
-            turned = heads.get(name.split(".")[-2]) if family.turned and "." in name else None
+            turned = (
+                heads.get(name.split(".")[-2]) if family.gguf_permuted and "." in name else None
+            )
             minus = family.plus_one and name.endswith("norm.weight")
             found[name] = Entry(
                 theirs, tensor.shape, tensor.kind, partial(read_tensor, file, theirs, turned, minus)

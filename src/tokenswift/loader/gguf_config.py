@@ -126,7 +126,7 @@ def config_of(file: GgufFile) -> SimpleNamespace:
     ends = words_of(said, file.path, numbers["vocab_size"]).ends()
     widest = hidden // numbers["num_attention_heads"]
     usual = {
-        "query_pre_attn_scalar": widest if family.largest == layers else width,
+        "query_pre_attn_scalar": widest if family.layers_scaled_by_width == layers else width,
         "attention_multiplier": width**-0.5,
         "tie_word_embeddings": OUTER[HEAD] not in file.tensors,
         "bos_token_id": said.get("tokenizer.ggml.bos_token_id"),
@@ -136,11 +136,11 @@ def config_of(file: GgufFile) -> SimpleNamespace:
     own = {
         name: value
         for name, value in (usual | numbers).items()
-        if name in {*family.usual, "head_dim"}
+        if name in {*family.defaults, "head_dim"}
     }
     rope = positions(file, width)
-    if len(family.bases) > 1:  # a file says at most the base of layers with windows
-        base = rope["rope_theta"] if len(set(family.bases)) == 1 else family.bases[1]
+    if len(family.rope_bases) > 1:  # a file says at most the base of layers with windows
+        base = rope["rope_theta"] if len(set(family.rope_bases)) == 1 else family.rope_bases[1]
         local = {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", base)}
         check_numbers({"rope_parameters": local}, file.where, file.called())
         rope = {FULL: rope, SLIDING: local}
@@ -160,7 +160,7 @@ def _numbers(file: GgufFile) -> dict[str, Any]:
         raise InputError(
             f"{file.where} lacks tensor {OUTER[EMBEDDING]}, a matrix; valid: a whole model's file"
         )
-    own = FAMILIES[ARCHITECTURES[file.architecture]].keys
+    own = FAMILIES[ARCHITECTURES[file.architecture]].gguf_keys
     usual: dict[str, Any] = dict.fromkeys((*own, "head_dim", "sliding_window"), 0)
     usual["num_key_value_heads"] = file.number(CALLED["num_attention_heads"])
     numbers: dict[str, Any] = dict(zip(("vocab_size", "hidden_size"), embedding.shape, strict=True))
@@ -183,7 +183,7 @@ def _check_meant(file: GgufFile, numbers: Mapping[str, Any], family: Family) -> 
     every, width = family.full_every, numbers["head_dim"]
     slides = [every == 0 or (n + 1) % every != 0 for n in range(numbers["num_hidden_layers"])]
     valid = {
-        **{name: one for name, one in UNKNOWN.items() if name not in family.keys.values()},
+        **{name: one for name, one in UNKNOWN.items() if name not in family.gguf_keys.values()},
         "attention.sliding_window_pattern": (slides, every),
         "embedding_length": (numbers["hidden_size"],),
         "attention.value_length": (width,),

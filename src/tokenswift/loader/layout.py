@@ -26,13 +26,13 @@ def layout_of(config: Any, tied: bool | None = None) -> Layout:
 
     def number(name: str, usual: Any) -> Any:
         """A number of the config, where the family has it."""
-        return getattr(config, name, usual) if name in family.usual else usual
+        return getattr(config, name, usual) if name in family.defaults else usual
 
     window = (number("sliding_window", 0) or 0) if number("use_sliding_window", True) else 0
     kinds = getattr(config, "layer_types", None) or [SLIDING] * layers
-    local, width = len(family.bases) - 1, head_width(config)
+    local, width = len(family.rope_bases) - 1, head_width(config)
     turned = number("no_rope_layers", None) or [1] * layers
-    if not family.full_turns:
+    if not family.full_layers_rotate:
         turned = [int(window > 0 and kind == SLIDING) for kind in kinds]
     ropes = [
         (0 if kind == FULL else local) if turns else -1

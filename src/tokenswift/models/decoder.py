@@ -202,7 +202,7 @@ class NativeTarget(BaseTarget):
             "q_proj": self.layout.num_attention_heads,
             "k_proj": self.layout.num_key_value_heads,
         }
-        if found is None or part not in heads or not self.layout.family.neighbours:
+        if found is None or part not in heads or not self.layout.family.interleaved_rope:
             return found
         return straightened(found, heads[part])
 
