@@ -65,7 +65,8 @@ def test_a_long_text_is_cut_at_once(name: str, text: str) -> None:
 def test_which_rules_put_the_beginning_before_a_text(name: str) -> None:
     rule = rule_of(name)
     assert rule is not None
-    assert rule.adds_bos and rule.whole
+    assert rule.adds_bos
+    assert rule.ignores_merges
 
 
 @pytest.mark.parametrize("name", [None, "", "jais", "tekken "])

@@ -12,15 +12,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from tokenswift.checks import shown
 from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.loader.bounds import check_bounds
-from tokenswift.loader.families import FAMILIES, FULL, SILU, SLIDING, Family
+from tokenswift.loader.families import FAMILIES, FULL, REQUIRED, SILU, SLIDING, Family
+from tokenswift.loader.fields import Fields
 from tokenswift.loader.find import ADAPTER, MERGED
-from tokenswift.loader.schema import ROPE, ROPES, check_numbers, refusal
+from tokenswift.loader.schema import ROPES, RopeNumbers, check_numbers, refusal
 from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
@@ -34,36 +34,44 @@ QUANTIZED = ("gptq", "awq", "compressed-tensors")
 # ---- the config of a family ----------------------------------------------------------------------
 
 #: fields that a forward pass does not depend on, or that are looked at elsewhere
-ASIDE = (
-    "is_llama_config",
-    "rope_interleaved",
-    "transformers.js_config",
-    "unk_token_id",
-    "use_mrope",
-)
-ASIDE += (
+IGNORED_FIELDS = {
+    # where it comes from
     "_model_name_or_path",
-    "unsloth_version",
+    "_name_or_path",
+    "architectures",
+    "model_type",
+    "transformers.js_config",
+    "transformers_version",
     "unsloth_fixed",
-    "use_cache",
-    "initializer_range",
-)
-ASIDE += ("attention_dropout", "pad_token_id", "pretraining_tp", "architectures", "model_type")
-ASIDE += ("transformers_version", "_name_or_path", "dtype", "torch_dtype", *ROPES, "rope_theta")
-ASIDE += (
+    "unsloth_version",
+    # for training, and for transformers' own code
+    "attention_dropout",
     "cache_implementation",
-    "max_window_layers",
-    "rope_local_base_freq",
+    "dtype",
+    "initializer_range",
+    "is_llama_config",
+    "pad_token_id",
+    "pretraining_tp",
+    "torch_dtype",
+    "unk_token_id",
+    "use_cache",
+    # positions, and what is the same in all models of a family
+    *ROPES,
     "_sliding_window_pattern",
-)
-ASIDE += ("layer_switch", "order_of_interleaved_layers", "position_embedding_type", "rotary_pct")
-ASIDE += (
+    "layer_switch",
+    "max_window_layers",
+    "order_of_interleaved_layers",
+    "position_embedding_type",
+    "rope_interleaved",
+    "rope_local_base_freq",
+    "rope_theta",
+    "rotary_pct",
     "use_embedding_sharing",
     "use_gated_activation",
+    "use_mrope",
     "use_parallel_block",
     "use_parallel_embedding",
-)
-ASIDE += (
+    # sampling
     "do_sample",
     "eta_cutoff",
     "max_length",
@@ -71,7 +79,7 @@ ASIDE += (
     "temperature",
     "top_k",
     "top_p",
-)
+}
 #: parameters that each kind of positions needs besides its theta
 ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -79,129 +87,192 @@ ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
 }
+#: all parameters that positions may have
+KNOWN_ROPE_FIELDS = {"rope_type", "type", "truncate", *RopeNumbers.__struct_fields__}
+KNOWN_ROPE_FIELDS.remove("partial_rotary_factor")
+#: what configs call the length that a factor of positions extends
+TRAINED_LENGTH = "original_max_position_embeddings"
 
 
-def completed(kind: str, said: Mapping[str, Any]) -> SimpleNamespace | None:
-    """What a config says of a family's forward pass, by the attributes of transformers' own config:
-    of what a file says and the family's defaults.
+class ModelConfig(SimpleNamespace):
+    """What a config says of a family's forward pass, by the attributes of transformers' own config;
+    those that are the family's alone stand beside these.
+
+    Attributes:
+        dtype: the type of the weights, as the file names it.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+    rope_parameters: dict[str, object]
+    dtype: object
+
+
+def completed(kind: str, stated: Mapping[str, object]) -> ModelConfig | None:
+    """What a config says of a family's forward pass: what a file states, and the family's
+    defaults.
 
     Args:
         kind: the family.
-        said: fields of the file, whose numbers were checked (:func:`check_numbers`).
+        stated: fields of the file, whose numbers were checked (:func:`check_numbers`).
     Returns:
         None where transformers may understand it otherwise.
     """
     family = FAMILIES[kind]
-    usual = family.defaults
-    known = {"head_dim": None, **usual}  # read without a default
-    if not said.keys() <= {*known, *ASIDE}:
+    known = {"head_dim": None, **family.defaults}  # which is read without a default
+    if not stated.keys() <= known.keys() | IGNORED_FIELDS:
         return None
-    fields = copy.deepcopy(usual | {key: value for key, value in said.items() if key in known})
-    if any(value is ... for value in fields.values()):
+    fields = {**family.defaults}
+    for name, value in stated.items():
+        if name in known:
+            fields[name] = copy.deepcopy(value)
+    if REQUIRED in fields.values():
         return None
-    hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
-    if "head_dim" in usual and fields["head_dim"] is None:
-        fields["head_dim"] = hidden // heads
+    reader = Fields(fields)
+    hidden_size = reader.integer("hidden_size")
+    heads = reader.integer("num_attention_heads")
+    if "head_dim" in family.defaults and fields["head_dim"] is None:
+        fields["head_dim"] = hidden_size // heads
     fields["num_key_value_heads"] = fields["num_key_value_heads"] or heads
-    rope = positions_said(said, fields["max_position_embeddings"], family.rope_bases)
+    positions = reader.integer("max_position_embeddings")
+    rope = positions_said(stated, positions, family.rope_bases)
     activation = fields.get("hidden_activation", fields["hidden_act"])
-    if rope is None or activation != family.activation or (kind == "llama" and hidden % heads):
+    if rope is None or activation != family.activation:
+        return None
+    if kind == "llama" and hidden_size % heads:
         return None
     if fields.get("use_bidirectional_attention") or not _take_layer_types(fields, family):
         return None
-    dtype = said.get("dtype") or said.get("torch_dtype")
-    own = SimpleNamespace(**fields, rope_parameters=rope, model_type=kind, dtype=dtype)
-    if counts_factor(said):
-        own.counts_factor = True
-    return own
+    dtype = stated.get("dtype") or stated.get("torch_dtype")
+    config = ModelConfig(**fields, rope_parameters=rope, model_type=kind, dtype=dtype)
+    if counts_factor(stated):
+        config.counts_factor = True
+    return config
 
 
-def activation_of(config: Any) -> Any:
+def activation_of(config: object) -> object:
     """The activation that a config says, Gemma's by another name."""
     return getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", SILU)
 
 
-def _take_layer_types(fields: dict[str, Any], family: Family) -> bool:
+def _take_layer_types(fields: dict[str, object], family: Family) -> bool:
     """Fill in which layers see a window, and which know no positions; False where the file names
     others."""
-    layers, turned = fields["num_hidden_layers"], fields.get("no_rope_layers", ())
-    if turned is None:
-        every = fields["no_rope_layer_interval"]
-        turned = fields["no_rope_layers"] = [int((n + 1) % every != 0) for n in range(layers)]
+    reader = Fields(fields)
+    layers = reader.integer("num_hidden_layers")
+    rotated = reader.integers("no_rope_layers")
+    if "no_rope_layers" in fields and rotated is None:
+        every = reader.integer("no_rope_layer_interval")
+        rotated = [int((layer + 1) % every != 0) for layer in range(layers)]
+        fields["no_rope_layers"] = rotated
     if "layer_types" not in fields:
         return True
     if not fields.get("use_sliding_window", True):
         fields["sliding_window"] = None
-    if fields["layer_types"] is None:
-        every = fields.get("sliding_window_pattern") or family.full_every
-        slides = [every == 0 or (n + 1) % every != 0 for n in range(layers)]
-        if "max_window_layers" in fields:
-            slides = [n >= fields["max_window_layers"] for n in range(layers)]
-        elif turned:
-            slides = [not turns for turns in turned]
+    kinds = reader.texts("layer_types")
+    if kinds is None:
+        slides = _sliding_layers(fields, family, layers, rotated)
         windowed = fields["sliding_window"] is not None or len(family.rope_bases) > 1
-        fields["layer_types"] = [SLIDING if windowed and slide else FULL for slide in slides]
-    kinds = fields["layer_types"]
-    return len(kinds) == layers <= len(turned or kinds) and set(kinds) <= {FULL, SLIDING}
+        kinds = [SLIDING if windowed and slide else FULL for slide in slides]
+        fields["layer_types"] = kinds
+    if len(kinds) != layers or (rotated and len(rotated) < layers):
+        return False
+    return set(kinds) <= {FULL, SLIDING}
+
+
+def _sliding_layers(
+    fields: Mapping[str, object], family: Family, layers: int, rotated: list[int] | None
+) -> list[bool]:
+    """Whether each layer sees a window alone, where the config does not say which do."""
+    reader = Fields(fields)
+    if "max_window_layers" in fields:
+        first = reader.integer("max_window_layers")
+        return [layer >= first for layer in range(layers)]
+    if rotated:
+        return [not rotates for rotates in rotated]
+    every = family.full_every
+    if fields.get("sliding_window_pattern"):
+        every = reader.integer("sliding_window_pattern")
+    return [every == 0 or (layer + 1) % every != 0 for layer in range(layers)]
 
 
 def positions_said(
-    said: Mapping[str, Any], limit: int, bases: Sequence[float] = (10_000.0,)
-) -> dict[str, Any] | None:
-    """``rope_parameters`` of what a file says, of older ones too; None: of a kind that is not known
-    here.
+    stated: Mapping[str, object], limit: int, bases: Sequence[float] = (10_000.0,)
+) -> dict[str, object] | None:
+    """``rope_parameters`` of what a file states, of older ones too; None: of a kind that is not
+    known here.
 
     Args:
-        bases: theta where none is said; of two, the second is that of layers with windows, which
+        limit: positions of the model.
+        bases: theta where none is stated; of two, the second is that of layers with windows, which
             have positions of their own.
     """
-    rope = said.get("rope_scaling") or said.get("rope_parameters") or {}
+    rope = stated.get("rope_scaling") or stated.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
         return None
     if len(bases) > 1:
-        parts = rope if FULL in rope or SLIDING in rope else {FULL: rope}
-        thetas = {FULL: ("rope_theta", bases[0]), SLIDING: ("rope_local_base_freq", bases[1])}
-        found = {
-            kind: positions_said(
-                {"rope_parameters": parts.get(kind), "rope_theta": said.get(*theta)}, limit
-            )
-            for kind, theta in thetas.items()
-        }
-        return None if None in found.values() else found
-    rope = {name: value for name, value in rope.items() if value is not None}
-    rope.setdefault("rope_theta", said.get("rope_theta") or bases[0])
-    rope.setdefault("rope_type", rope.get("type", "default"))
-    kind, known = (
-        rope["rope_type"],
-        {"rope_type", "type", "truncate", *ROPE} - {"partial_rotary_factor"},
-    )
-    if (
-        not isinstance(kind, str)
-        or kind not in ROPE_FIELDS
-        or type(rope.get("truncate", True)) is not bool
-    ):
+        return _positions_by_layer(stated, rope, limit, bases)
+    parameters = {name: value for name, value in rope.items() if value is not None}
+    parameters.setdefault("rope_theta", stated.get("rope_theta") or bases[0])
+    parameters.setdefault("rope_type", parameters.get("type", "default"))
+    kind = parameters["rope_type"]
+    if not isinstance(kind, str) or kind not in ROPE_FIELDS:
         return None
-    if not {*ROPE_FIELDS[kind]} <= rope.keys() <= known:
+    if type(parameters.get("truncate", True)) is not bool:
+        return None
+    if not {*ROPE_FIELDS[kind]} <= parameters.keys() <= KNOWN_ROPE_FIELDS:
         return None
     if kind in ("llama3", "yarn"):
-        rope.setdefault("original_max_position_embeddings", limit)
-    return rope
+        parameters.setdefault(TRAINED_LENGTH, limit)
+    return parameters
 
 
-def counts_factor(said: Mapping[str, object]) -> bool:
+def _positions_by_layer(
+    stated: Mapping[str, object], rope: Mapping[str, object], limit: int, bases: Sequence[float]
+) -> dict[str, object] | None:
+    """``rope_parameters`` of layers that see everything, and of those with windows."""
+    parts = rope if FULL in rope or SLIDING in rope else {FULL: rope}
+    full = positions_said(
+        {
+            "rope_parameters": parts.get(FULL),
+            "rope_theta": stated.get("rope_theta", bases[0]),
+        },
+        limit,
+    )
+    sliding = positions_said(
+        {
+            "rope_parameters": parts.get(SLIDING),
+            "rope_theta": stated.get("rope_local_base_freq", bases[1]),
+        },
+        limit,
+    )
+    if full is None or sliding is None:
+        return None
+    return {FULL: full, SLIDING: sliding}
+
+
+def counts_factor(stated: Mapping[str, object]) -> bool:
     """Whether ``max_position_embeddings`` of a file counts the factor of YaRN already: where the
     file does not say which length the factor extends."""
-    rope = said.get("rope_scaling") or said.get("rope_parameters")
+    rope = stated.get("rope_scaling") or stated.get("rope_parameters")
     if not isinstance(rope, Mapping) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
         return False
-    length = "original_max_position_embeddings"
-    return rope.get(length) is None and said.get(length) is None
+    return rope.get(TRAINED_LENGTH) is None and stated.get(TRAINED_LENGTH) is None
 
 
 # ---- the files of a folder -----------------------------------------------------------------------
 
 
-def read_config(name: str, path: Path) -> dict[str, Any]:
+def read_config(name: str, path: Path) -> dict[str, object]:
     """What a config.json says; one with numbers that no model has is refused before a config is
     made of it.
 
@@ -213,17 +284,20 @@ def read_config(name: str, path: Path) -> dict[str, Any]:
     where = f"config.json of model {name}"
     if path.with_name(ADAPTER).exists():
         raise InputError(f"model folder {name} holds an adapter; valid: {MERGED}")
-    said = object_in(path, MOST_CONFIG, f"model {name}")
-    check_bounds(said, where)
-    _check_causal(name, said.get("architectures"))
-    _check_plain(name, said.get("quantization_config") or said.get("compression_config"))
-    _check_stated_once(said, where)
-    if (kind := said.get("model_type")) in FAMILIES:
-        usual = {name: value for name, value in FAMILIES[kind].defaults.items() if value is not ...}
-        check_numbers({"head_dim": None} | usual | said, where)
+    stated: dict[str, object] = object_in(path, MOST_CONFIG, f"model {name}")
+    check_bounds(stated, where)
+    _check_causal(name, stated.get("architectures"))
+    _check_plain(name, stated.get("quantization_config") or stated.get("compression_config"))
+    _check_stated_once(stated, where)
+    kind = stated.get("model_type")
+    if isinstance(kind, str) and kind in FAMILIES:
+        defaults = FAMILIES[kind].defaults.items()
+        numbers = {field: value for field, value in defaults if value is not REQUIRED}
+        check_numbers({"head_dim": None, **numbers, **stated}, where)
     else:  # other families have lists and names of their own
-        check_numbers({key: value for key, value in said.items() if _is_checked(key, value)}, where)
-    return said
+        numbers = {field: value for field, value in stated.items() if _is_checked(field, value)}
+        check_numbers(numbers, where)
+    return stated
 
 
 def _is_checked(name: str, value: object) -> bool:
@@ -252,22 +326,30 @@ def _check_plain(name: str, quantization: object) -> None:
         )
 
 
-def _check_stated_once(said: Mapping[str, object], where: str) -> None:
+def _check_stated_once(stated: Mapping[str, object], where: str) -> None:
     """Refuse positions that are stated in two ways which differ: one would be dropped."""
-    newer, older = map(said.get, ROPES)
+    newer = stated.get("rope_parameters")
+    older = stated.get("rope_scaling")
     if newer and older and newer != older:
         raise refusal(where, "rope_scaling", older, "rope_parameters alone, with all of it")
-    field, rope = ("rope_scaling", older) if older else ("rope_parameters", newer)
+    field = "rope_scaling" if older else "rope_parameters"
+    rope = older or newer
     if not isinstance(rope, Mapping):
         return
-    outer = {"": "rope_theta", FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
-    for kind, name in outer.items():
-        part = rope.get(kind) if kind else rope
-        theta = part.get("rope_theta") if isinstance(part, Mapping) else None
-        if theta is not None and said.get(name) is not None and theta != said[name]:
-            place = ".".join(filter(None, (field, kind, "rope_theta")))
-            valid = f"{shown(said[name])}, which {name} is, or a config with one of the two"
-            raise refusal(where, place, theta, valid)
+    _check_theta(stated, "rope_theta", rope, field, where)
+    _check_theta(stated, "rope_theta", rope.get(FULL), f"{field}.{FULL}", where)
+    _check_theta(stated, "rope_local_base_freq", rope.get(SLIDING), f"{field}.{SLIDING}", where)
+
+
+def _check_theta(
+    stated: Mapping[str, object], name: str, part: object, place: str, where: str
+) -> None:
+    """Refuse a theta of positions that is another one than the config's own field of it."""
+    theta = part.get("rope_theta") if isinstance(part, Mapping) else None
+    outer = stated.get(name)
+    if theta is not None and outer is not None and theta != outer:
+        valid = f"{shown(outer)}, which {name} is, or a config with one of the two"
+        raise refusal(where, f"{place}.rope_theta", theta, valid)
 
 
 # ---- the sampling that a model itself names ------------------------------------------------------
@@ -276,11 +358,17 @@ def _check_stated_once(said: Mapping[str, object], where: str) -> None:
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
 
 
-def named_sampling(config: Any) -> dict[str, Any]:
+def named_sampling(config: object) -> dict[str, object]:
     """The fields of `SamplingParams` that a transformers ``GenerationConfig`` names; of
     None, none."""
-    found = {key: value for key in SAMPLING if (value := getattr(config, key, None)) is not None}
-    return found | ({"greedy": True} if getattr(config, "do_sample", None) is False else {})
+    settings: dict[str, object] = {}
+    for name in SAMPLING:
+        value = getattr(config, name, None)
+        if value is not None:
+            settings[name] = value
+    if getattr(config, "do_sample", None) is False:
+        settings["greedy"] = True
+    return settings
 
 
 def usable_sampling(named: Mapping[str, object], model: str) -> SamplingParams | None:

@@ -52,9 +52,9 @@ EASTERN = "4e00-9fa5 800-4e00 ac00-d7ff"
 
 def _class_of(ranges: str) -> str:
     """The pattern of one character, which is no space, of some ranges in hexadecimal digits."""
-    parts = []
-    for one in ranges.split():
-        first, _, last = one.partition("-")
+    parts: list[str] = []
+    for span in ranges.split():
+        first, _, last = span.partition("-")
         parts.append(rf"\x{{{first}}}-\x{{{last or first}}}")
     return f"[{''.join(parts)}&&\\S]"
 
@@ -66,14 +66,14 @@ class Rule:
     Attributes:
         patterns: one after the other; none: as GPT-2 does.
         digits: each is cut off before.
-        whole: a piece that is a token becomes that one, whatever the merges say.
+        ignores_merges: a piece that is a token becomes that one, whatever the merges say.
         adds_bos: texts begin with the token of the beginning where the file does not say.
         composes: letters and their marks become one character where there is one (NFC).
     """
 
     patterns: tuple[str, ...] = ()
     digits: bool = False
-    whole: bool = False
+    ignores_merges: bool = False
     adds_bos: bool = False
     composes: bool = False
 
@@ -100,10 +100,10 @@ class Rule:
 RULES = {
     "gpt-2": Rule(),
     "smollm": Rule(digits=True),
-    "llama-bpe": Rule((_WORDS % "{1,3}",), whole=True, adds_bos=True),
+    "llama-bpe": Rule((_WORDS % "{1,3}",), ignores_merges=True, adds_bos=True),
     "qwen2": Rule((_WORDS % "",), composes=True),
     "dbrx": Rule((_WORDS % "{1,3}",)),
-    "tekken": Rule((CAMEL % ("", "", ""),), whole=True, adds_bos=True),
+    "tekken": Rule((CAMEL % ("", "", ""),), ignores_merges=True, adds_bos=True),
     "gpt-4o": Rule((CAMEL % (f"{CONTRACTION}?", f"{CONTRACTION}?", "{1,3}"),)),
     "seed-coder": Rule((rf"{CONTRACTION}|{WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{BLANKS}",)),
     "deepseek-llm": Rule(

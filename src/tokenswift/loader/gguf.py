@@ -2,17 +2,17 @@
 
 What would make another model of the same numbers is refused, not passed over.
 
-A file names its tensors and numbers in its own way, and Llama's converter turns the rows of queries
-and keys round, for positions that pair neighbours. Here all of it gets the names and the order of
+A file names its tensors and numbers in its own way, and Llama's converter permutes the rows of
+queries and keys, for positions that pair neighbours. Here all of it gets the names and the order of
 transformers' checkpoints; weights stay in the format of the file, whose rows are moved whole.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,20 +22,20 @@ from tokenswift.checks import shown
 from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.loader.config import SAMPLING
 from tokenswift.loader.families import FAMILIES, Family
-from tokenswift.loader.gguf_header import MOST_TENSORS, WEIGHTS, read_header
+from tokenswift.loader.gguf_header import WEIGHTS, Header, Place, read_header
 from tokenswift.loader.gguf_names import (
     ARCHITECTURES,
-    CALLED,
     FACTORS,
     INNER,
     NORMS,
+    NUMBER_KEYS,
     OUTER,
     SETTINGS,
 )
 from tokenswift.loader.layout import Layout
 from tokenswift.loader.parts import part_paths
 from tokenswift.loader.schema import refusal
-from tokenswift.loader.tensors import DENSE, Entry, check_tensors, mapped
+from tokenswift.loader.tensors import DENSE, MOST_TENSORS, Entry, check_tensors, mapped
 from tokenswift.loader.weights import Weights, unstored
 from tokenswift.types import InputError
 
@@ -63,26 +63,28 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         header = read_header(path)
-        self.metadata, self.tensors = header.metadata, header.tensors
-        count = self.metadata.get("split.count", 1)
-        if count not in (0, 1):
-            path = self._join_parts(path, count)
         self.path = path
-        self.where = f"model file {path}"
+        self.metadata: Mapping[str, object] = header.metadata
+        self.tensors = header.tensors
+        count = header.metadata.get("split.count", 1)
+        if count not in (0, 1):
+            self._join_parts(count)
+        self.where = f"model file {self.path}"
         self.architecture = str(self.metadata.get("general.architecture"))
 
-    def _join_parts(self, path: Path, count: object) -> Path:
-        """Read the header of each part; returns the path of the first one.
+    def _join_parts(self, count: object) -> None:
+        """Read the header of each part.
 
         Args:
             count: parts, as the part at ``path`` says.
         """
-        where, paths = f"model file {path}", part_paths(path)
+        paths = part_paths(self.path)
+        where = f"model file {self.path}"
         if count != len(paths):
             number = self.metadata.get("split.no")
             valid = f"{shown(len(paths))}, as its name says" if len(paths) > 1 else PART_NAME
-            what = f"split.count is {shown(count)}, split.no is {shown(number)}"
-            raise InputError(f"{where}: {what}; valid: {valid}")
+            stated = f"split.count is {shown(count)}, split.no is {shown(number)}"
+            raise InputError(f"{where}: {stated}; valid: {valid}")
         for part in paths:
             if not part.is_file():
                 raise InputError(
@@ -90,62 +92,75 @@ class GgufFile:
                     "folder; valid: all parts in one folder"
                 )
         headers = [read_header(part) for part in paths]
-        self.metadata = headers[0].metadata
-        self.tensors = {}
+        tensors: dict[str, Place] = {}
         for number, (part, header) in enumerate(zip(paths, headers, strict=True)):
-            for key, valid in {"split.no": number, "split.count": count}.items():
-                if (value := header.metadata.get(key)) != valid:
-                    raise refusal(f"model file {part}", key, value, str(valid))
-            if twice := sorted(self.tensors.keys() & header.tensors.keys()):
+            _check_part(part, header, number, len(paths))
+            twice = sorted(tensors.keys() & header.tensors.keys())
+            if twice:
                 valid = "parts that share none"
                 raise refusal(f"model file {part}", "a tensor of another part", twice[0], valid)
-            self.tensors |= header.tensors
-        total, expected = len(self.tensors), self.metadata.get("split.tensors.count")
+            tensors.update(header.tensors)
+        expected = headers[0].metadata.get("split.tensors.count")
+        total = len(tensors)
         if expected != total or total > MOST_TENSORS:
             valid = f"{total}, the tensors of all parts, up to {MOST_TENSORS}"
             raise refusal(f"model file {paths[0]}", "split.tensors.count", expected, valid)
-        return paths[0]
+        self.path = paths[0]
+        self.metadata = headers[0].metadata
+        self.tensors = tensors
 
     def __getitem__(self, name: str) -> Tensor | Stored:
         """A tensor, as it lies in the file (:func:`mapped`)."""
         place = self.tensors[name]
         data = mapped(place.path, place.start, place.nbytes)
-        if (kind := DENSE.get(place.kind)) is not None:
-            return data.view(kind).view(place.shape)
-        stored = Stored(FORMATS[place.kind.lower()], data.view(math.prod(place.shape[:-1]), -1))
+        dtype = DENSE.get(place.kind)
+        if dtype is not None:
+            return data.view(dtype).view(place.shape)
+        rows = math.prod(place.shape[:-1])
+        stored = Stored(FORMATS[place.kind.lower()], data.view(rows, -1))
         return stored if len(place.shape) == 2 else stored.decode().view(place.shape)
 
-    def number(self, name: str, default: Any = None) -> Any:
-        """A number of the file's architecture.
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number of the file's architecture; one for each layer only where they are the same.
 
         Raises:
             InputError: it is not there and there is no default.
         """
         key = f"{self.architecture}.{name}"
-        found = self.metadata.get(key, default)
-        if isinstance(found, list):  # one for each layer: only where they are the same
-            found = found[0] if found and all(value == found[0] for value in found) else None
-        if found is None or isinstance(found, str | bool | list):
-            raise InputError(f"{self.where} lacks {key}, a number; valid: a whole model's file")
-        return short(found) if isinstance(found, float) else found
+        value = self.metadata.get(key, default)
+        if isinstance(value, list):
+            value = value[0] if value and all(entry == value[0] for entry in value) else None
+        if isinstance(value, float):
+            return short(value)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        raise InputError(f"{self.where} lacks {key}, a number; valid: a whole model's file")
 
-    def keys(self) -> dict[str, str]:
+    def number_keys(self) -> dict[str, str]:
         """What the file calls the numbers of a config, behind the name of the architecture."""
         kind = ARCHITECTURES.get(self.architecture)
-        return CALLED | (FAMILIES[kind].gguf_keys if kind else {})
+        return {**NUMBER_KEYS, **(FAMILIES[kind].gguf_keys if kind else {})}
 
-    def called(self) -> dict[str, str]:
+    def full_keys(self) -> dict[str, str]:
         """What the file calls the numbers of a config."""
-        return {name: f"{self.architecture}.{theirs}" for name, theirs in self.keys().items()}
+        return {name: f"{self.architecture}.{key}" for name, key in self.number_keys().items()}
 
-    def sampling(self) -> dict[str, Any]:
+    def sampling(self) -> dict[str, object]:
         """Settings of sampling that the file names, floats without what float32 made of them."""
-        said = {
-            name: self.metadata.get(f"general.sampling.{SETTINGS.get(name, name)}")
-            for name in SAMPLING
-        }
-        floats = {name: round(value, 6) for name, value in said.items() if isinstance(value, float)}
-        return {name: value for name, value in (said | floats).items() if value is not None}
+        settings: dict[str, object] = {}
+        for name in SAMPLING:
+            value = self.metadata.get(f"general.sampling.{SETTINGS.get(name, name)}")
+            if value is not None:
+                settings[name] = round(value, 6) if isinstance(value, float) else value
+        return settings
+
+
+def _check_part(path: Path, header: Header, number: int, count: int) -> None:
+    """Refuse a file that does not say that it is this part of so many."""
+    for key, valid in {"split.no": number, "split.count": count}.items():
+        value = header.metadata.get(key)
+        if value != valid:
+            raise refusal(f"model file {path}", key, value, str(valid))
 
 
 def short(value: float) -> float:
@@ -167,61 +182,67 @@ def weights_of(file: GgufFile, layout: Layout, dtype: torch.dtype, kind: str) ->
     Raises:
         InputError: tensors are missing, of other shapes or types, or none of the family's.
     """
-    called, family = names_of(layout.num_hidden_layers, layout.family), layout.family
-    back = {theirs: name for name, theirs in called.items()}
-    heads = {"q_proj": layout.num_attention_heads, "k_proj": layout.num_key_value_heads}
-    found: dict[str, Entry] = {}
-    for theirs, tensor in file.tensors.items():
-        if theirs != FACTORS:
-            name = back.get(theirs, theirs)
-            turned = (
-                heads.get(name.split(".")[-2]) if family.gguf_permuted and "." in name else None
-            )
-            minus = family.plus_one and name.endswith("norm.weight")
-            found[name] = Entry(
-                theirs, tensor.shape, tensor.kind, partial(read_tensor, file, theirs, turned, minus)
-            )
+    family = layout.family
+    file_names = names_of(layout.num_hidden_layers, family)
+    our_names = {theirs: name for name, theirs in file_names.items()}
+    entries: dict[str, Entry] = {}
+    for theirs, place in file.tensors.items():
+        if theirs == FACTORS:
+            continue
+        name = our_names.get(theirs, theirs)
+        heads = None
+        if family.gguf_permuted and ".q_proj." in name:
+            heads = layout.num_attention_heads
+        elif family.gguf_permuted and ".k_proj." in name:
+            heads = layout.num_key_value_heads
+        has_one_added = family.plus_one and name.endswith("norm.weight")
+        read = partial(read_tensor, file, theirs, heads, has_one_added)
+        entries[name] = Entry(theirs, place.shape, place.kind, read)
     shapes = layout.shapes()
-    zero = [name for name in shapes if name.endswith("o_proj.bias")]  # where there is none
-    check_tensors(found, shapes, WEIGHTS, file.where, zero)
-    return Weights(layout, dtype, found, kind)
+    optional = [name for name in shapes if name.endswith("o_proj.bias")]  # 0 where there is none
+    check_tensors(entries, shapes, WEIGHTS, file.where, optional)
+    return Weights(layout, dtype, entries, kind)
 
 
 def names_of(layers: int, family: Family) -> dict[str, str]:
     """What a file calls each tensor that a family's decoder can have, by its name in
     transformers."""
-    norms = zip(family.norms, NORMS, strict=True)
-    found, inner = dict(OUTER), INNER | {name: theirs for name, theirs in norms if name is not None}
+    parts = dict(INNER)
+    for name, theirs in zip(family.norms, NORMS, strict=True):
+        if name is not None:
+            parts[name] = theirs
+    names = dict(OUTER)
     for number in range(layers):
-        for name, theirs in inner.items():
-            for end in ("weight", "bias") if name.endswith("_proj") else ("weight",):
-                found[f"model.layers.{number}.{name}.{end}"] = f"blk.{number}.{theirs}.{end}"
-    return found
+        for name, theirs in parts.items():
+            names[f"model.layers.{number}.{name}.weight"] = f"blk.{number}.{theirs}.weight"
+            if name.endswith("_proj"):
+                names[f"model.layers.{number}.{name}.bias"] = f"blk.{number}.{theirs}.bias"
+    return names
 
 
 def read_tensor(
-    file: GgufFile, name: str, heads: int | None, minus: bool = False
+    file: GgufFile, name: str, heads: int | None, has_one_added: bool = False
 ) -> Tensor | Stored:
     """A tensor with its rows in transformers' order.
 
     Args:
         heads: of queries or keys whose rows pair neighbours; None: the order is the file's.
-        minus: the file has added 1 to it.
+        has_one_added: the file has added 1 to it.
     """
-    found = file[name]
-    if minus:
-        return unstored(found, torch.float32) - 1
-    return found if heads is None else straightened(found, heads)
+    values = file[name]
+    if has_one_added:
+        return unstored(values, torch.float32) - 1
+    return values if heads is None else unpermuted(values, heads)
 
 
-def straightened(weight: Tensor | Stored, heads: int) -> Tensor | Stored:
+def unpermuted(weight: Tensor | Stored, heads: int) -> Tensor | Stored:
     """Queries' or keys' weight whose rows pair neighbours, with these rows in transformers'
     order."""
-    rows = straight(len(weight), heads)
+    rows = permuted_rows(len(weight), heads)
     return weight.take(rows) if isinstance(weight, Stored) else weight[rows]
 
 
-def straight(rows: int, heads: int) -> Tensor:
+def permuted_rows(rows: int, heads: int) -> Tensor:
     """Where each row of queries or keys stands in a file of the llama kind, which pairs neighbours:
     row i of the first half of a head is at 2 i there, of the second at 2 i + 1."""
     return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)

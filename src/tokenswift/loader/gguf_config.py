@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from tokenswift.loader.config import completed
+from tokenswift.loader.config import TRAINED_LENGTH, ModelConfig, completed
 from tokenswift.loader.families import FAMILIES, FULL, SLIDING, Family
+from tokenswift.loader.fields import Fields
 from tokenswift.loader.find import MERGED
 from tokenswift.loader.gguf import GgufFile, short
-from tokenswift.loader.gguf_names import ARCHITECTURES, BIASES, CALLED, FACTORS, OUTER
+from tokenswift.loader.gguf_names import ARCHITECTURES, BIASES, FACTORS, NUMBER_KEYS, OUTER
 from tokenswift.loader.gguf_tokenizer import words_of
 from tokenswift.loader.layout import EMBEDDING, HEAD
 from tokenswift.loader.schema import check_numbers, refusal
@@ -22,28 +21,35 @@ from tokenswift.loader.weights import unstored
 from tokenswift.types import InputError
 
 #: Llama 3's rule: wavelengths between these parts of the first model's positions are scaled in part
-LOW, HIGH, TRAINED = 1.0, 4.0, 8192
+LOW = 1.0
+HIGH = 4.0
+TRAINED = 8192
 #: parameters of YaRN that may be left out
-YARN = ("beta_fast", "beta_slow", "original_max_position_embeddings")
-#: keys that would make another model of the numbers above, and the values with which they do not
-UNKNOWN: dict[str, tuple[Any, ...]] = {
+YARN = ("beta_fast", "beta_slow", TRAINED_LENGTH)
+#: keys that would make another model of the same numbers, and the values with which they do not
+NEUTRAL: dict[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "use_parallel_residual": (False,),
+    "attention.scale": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "expert_count": (0,),
+    "logit_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "rope.scale_linear": (0, 1),
 }
-UNKNOWN |= dict.fromkeys(
-    ("attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias"), (0,)
-)
-UNKNOWN |= dict.fromkeys(
-    ("attn_logit_softcapping", "final_logit_softcapping", "expert_count"), (0,)
-)
-UNKNOWN |= dict.fromkeys(
-    ("logit_scale", "embedding_scale", "residual_scale", "rope.scale_linear"), (0, 1)
-)
+#: families whose files name the architecture of another, and have windows
+WINDOWED = {"llama": "mistral", "olmo2": "olmo3"}
 
 
-def positions(file: GgufFile, width: int) -> dict[str, Any]:
+def positions(file: GgufFile, width: int) -> dict[str, object]:
     """``rope_parameters`` as transformers' configs have them; of YaRN what the file says.
 
+    Args:
+        width: of a head.
     Raises:
         InputError: the file scales positions in a way that is not known here.
     """
@@ -51,22 +57,31 @@ def positions(file: GgufFile, width: int) -> dict[str, Any]:
     rule = "none" if FACTORS in file.tensors else file.metadata.get(f"{key}.type", "none")
     if rule not in ("none", "linear", "yarn"):
         raise refusal(file.where, f"{key}.type", rule, f"none, linear, yarn, or tensor {FACTORS}")
-    made: dict[str, Any] = {"rope_theta": file.number("rope.freq_base", 10000.0)}
-    made["rope_type"] = "default" if rule == "none" else rule
+    theta = file.number("rope.freq_base", 10000.0)
+    rope: dict[str, object] = {
+        "rope_theta": theta,
+        "rope_type": "default" if rule == "none" else rule,
+    }
     if rule != "none":
-        made["factor"] = file.number("rope.scaling.factor")
+        rope["factor"] = file.number("rope.scaling.factor")
     if rule == "yarn":
-        given = {name: file.number(CALLED[f"rope_parameters.{name}"], 0) for name in YARN}
-        made |= {name: value for name, value in given.items() if value}
-    if (scale := file.number("rope.scaling.attn_factor", 1)) not in (0, 1):
+        for name in YARN:
+            value = file.number(NUMBER_KEYS[f"rope_parameters.{name}"], 0)
+            if value:
+                rope[name] = value
+    attention_factor = file.number("rope.scaling.attn_factor", 1)
+    if attention_factor not in (0, 1):
         if rule != "yarn" or file.architecture != "olmo2":  # elsewhere it means something else
-            raise refusal(file.where, f"{key}.attn_factor", scale, "1, or a file without it")
-        made["attention_factor"] = scale
-    check_numbers({"rope_parameters": made}, file.where, file.called())
-    return made | (_llama3(file, width, made["rope_theta"]) if FACTORS in file.tensors else {})
+            valid = "1, or a file without it"
+            raise refusal(file.where, f"{key}.attn_factor", attention_factor, valid)
+        rope["attention_factor"] = attention_factor
+    check_numbers({"rope_parameters": rope}, file.where, file.full_keys())
+    if FACTORS in file.tensors:
+        rope.update(_llama3(file, width, theta))
+    return rope
 
 
-def _llama3(file: GgufFile, width: int, theta: float) -> dict[str, Any]:
+def _llama3(file: GgufFile, width: int, theta: float) -> dict[str, object]:
     """Llama 3's rule from the factors that it gave.
 
     Raises:
@@ -78,14 +93,19 @@ def _llama3(file: GgufFile, width: int, theta: float) -> dict[str, Any]:
         waves = 2 * math.pi * theta ** (torch.arange(0, width, 2).double() / width)
         smooth = ((TRAINED / waves - LOW) / (HIGH - LOW)).clamp(0, 1)
         if torch.allclose(1 / ((1 - smooth) / factor + smooth), factors, rtol=1e-4, atol=0):
-            made = {"rope_type": "llama3", "factor": factor, "low_freq_factor": LOW}
-            return made | {"high_freq_factor": HIGH, "original_max_position_embeddings": TRAINED}
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": LOW,
+                "high_freq_factor": HIGH,
+                TRAINED_LENGTH: TRAINED,
+            }
     raise InputError(
         f"{file.where}: {FACTORS} does not follow Llama 3's rule; valid: factors that do"
     )
 
 
-def own_dtype(file: GgufFile, place: str = "cpu") -> str:
+def auto_dtype(file: GgufFile, place: str = "cpu") -> str:
     """What ``dtype="auto"`` means for a file: the type of its matrices where they are float
     numbers, bfloat16 where a card multiplies with quantized weights, else float32."""
     kinds = {tensor.kind for tensor in file.tensors.values() if len(tensor.shape) > 1}
@@ -94,13 +114,52 @@ def own_dtype(file: GgufFile, place: str = "cpu") -> str:
     return "float16" if kinds == {"F16"} else "float32"
 
 
-def config_of(file: GgufFile) -> SimpleNamespace:
+def config_of(file: GgufFile) -> ModelConfig:
     """The config of a native family's model.
 
     Raises:
         InputError: the file holds an adapter, is of another architecture, lacks a number, or scales
             positions in a way that is not known here.
     """
+    _check_kind(file)
+    numbers = _numbers(file)
+    reader = Fields(numbers, file.where)
+    width = reader.integer("head_dim")
+    kind = ARCHITECTURES[file.architecture]
+    if "sliding_window" in numbers:
+        kind = WINDOWED.get(kind, kind)
+    family = FAMILIES[kind]
+    _check_neutral(file, numbers, family)
+    scaled_by_width = reader.integer("num_hidden_layers") == family.layers_scaled_by_width
+    width_a_head = reader.integer("hidden_size") // reader.integer("num_attention_heads")
+    ends = words_of(file.metadata, file.path, reader.integer("vocab_size")).ends()
+    fields: dict[str, object] = {
+        "query_pre_attn_scalar": width_a_head if scaled_by_width else width,
+        "attention_multiplier": width**-0.5,
+        "tie_word_embeddings": OUTER[HEAD] not in file.tensors,
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+    }
+    for name, part in BIASES.items():
+        fields[name] = f"blk.0.{part}.bias" in file.tensors
+    fields.update(numbers)
+    stated = {
+        name: value
+        for name, value in fields.items()
+        if name in family.defaults or name == "head_dim"
+    }
+    stated["rope_parameters"] = _positions_of(file, family, width)
+    stated["dtype"] = auto_dtype(file)
+    config = completed(kind, stated)
+    if config is None:  # of Llama, a width that its heads do not divide
+        raise InputError(
+            f"{file.where}: its sizes are not those of a {kind} model; valid: a sound file"
+        )
+    return config
+
+
+def _check_kind(file: GgufFile) -> None:
+    """Refuse what is no model, or one of another architecture than those that run."""
     kind = file.metadata.get("general.type", "model")
     if kind == "adapter":
         raise InputError(f"{file.where} holds an adapter; valid: {MERGED}")
@@ -111,48 +170,24 @@ def config_of(file: GgufFile) -> SimpleNamespace:
         raise InputError(
             f"{file.where}: the architecture {file.architecture} cannot be run; valid: {valid}"
         )
-    numbers, said = _numbers(file), file.metadata
-    hidden, width, layers = (
-        numbers[name] for name in ("hidden_size", "head_dim", "num_hidden_layers")
-    )
-    kind = ARCHITECTURES[file.architecture]
-    kind = (
-        {"llama": "mistral", "olmo2": "olmo3"}.get(kind, kind)
-        if "sliding_window" in numbers
-        else kind
-    )
-    family = FAMILIES[kind]
-    _check_meant(file, numbers, family)
-    ends = words_of(said, file.path, numbers["vocab_size"]).ends()
-    widest = hidden // numbers["num_attention_heads"]
-    usual = {
-        "query_pre_attn_scalar": widest if family.layers_scaled_by_width == layers else width,
-        "attention_multiplier": width**-0.5,
-        "tie_word_embeddings": OUTER[HEAD] not in file.tensors,
-        "bos_token_id": said.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
-        **{name: f"blk.0.{part}.bias" in file.tensors for name, part in BIASES.items()},
-    }
-    own = {
-        name: value
-        for name, value in (usual | numbers).items()
-        if name in {*family.defaults, "head_dim"}
-    }
+
+
+def _positions_of(file: GgufFile, family: Family, width: int) -> dict[str, object]:
+    """``rope_parameters`` of all layers, by their kinds where there are two."""
     rope = positions(file, width)
-    if len(family.rope_bases) > 1:  # a file says at most the base of layers with windows
-        base = rope["rope_theta"] if len(set(family.rope_bases)) == 1 else family.rope_bases[1]
-        local = {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", base)}
-        check_numbers({"rope_parameters": local}, file.where, file.called())
-        rope = {FULL: rope, SLIDING: local}
-    made = completed(kind, own | {"rope_parameters": rope, "dtype": own_dtype(file)})
-    if made is None:  # of Llama, a width that its heads do not divide
-        raise InputError(
-            f"{file.where}: its sizes are not those of a {kind} model; valid: a sound file"
-        )
-    return made
+    if len(family.rope_bases) == 1:
+        return rope
+    # a file says at most the base of layers with windows
+    full_base, sliding_base = family.rope_bases
+    base = rope["rope_theta"] if full_base == sliding_base else sliding_base
+    default = base if isinstance(base, int | float) else sliding_base
+    theta = file.number("rope.freq_base_swa", default)
+    sliding: dict[str, object] = {"rope_type": "default", "rope_theta": theta}
+    check_numbers({"rope_parameters": sliding}, file.where, file.full_keys())
+    return {FULL: rope, SLIDING: sliding}
 
 
-def _numbers(file: GgufFile) -> dict[str, Any]:
+def _numbers(file: GgufFile) -> dict[str, object]:
     """The sizes of a model by transformers' names, within their ranges; without those that are 0:
     none."""
     embedding = file.tensors.get(OUTER[EMBEDDING])
@@ -160,39 +195,51 @@ def _numbers(file: GgufFile) -> dict[str, Any]:
         raise InputError(
             f"{file.where} lacks tensor {OUTER[EMBEDDING]}, a matrix; valid: a whole model's file"
         )
-    own = FAMILIES[ARCHITECTURES[file.architecture]].gguf_keys
-    usual: dict[str, Any] = dict.fromkeys((*own, "head_dim", "sliding_window"), 0)
-    usual["num_key_value_heads"] = file.number(CALLED["num_attention_heads"])
-    numbers: dict[str, Any] = dict(zip(("vocab_size", "hidden_size"), embedding.shape, strict=True))
-    left = {*numbers, *({"rms_norm_eps"} if "layer_norm_eps" in own else ())}
-    for name, key in file.keys().items():
-        if "." not in name and name not in left:
-            value = file.number(key, usual.get(name))
-            if value or name not in usual:
-                numbers[name] = value
-    check_numbers({"head_dim": None} | numbers, file.where, file.called())
-    return {"head_dim": numbers["hidden_size"] // numbers["num_attention_heads"]} | numbers
+    vocab_size, hidden_size = embedding.shape
+    numbers: dict[str, object] = {"vocab_size": vocab_size, "hidden_size": hidden_size}
+    family_keys = FAMILIES[ARCHITECTURES[file.architecture]].gguf_keys
+    defaults: dict[str, float] = {name: 0 for name in family_keys}
+    defaults["head_dim"] = 0
+    defaults["sliding_window"] = 0
+    defaults["num_key_value_heads"] = file.number(NUMBER_KEYS["num_attention_heads"])
+    left_out = {*numbers}
+    if "layer_norm_eps" in family_keys:
+        left_out.add("rms_norm_eps")
+    for name, key in file.number_keys().items():
+        if "." in name or name in left_out:
+            continue
+        value = file.number(key, defaults.get(name))
+        if value or name not in defaults:
+            numbers[name] = value
+    check_numbers({"head_dim": None, **numbers}, file.where, file.full_keys())
+    heads = Fields(numbers, file.where).integer("num_attention_heads")
+    return {"head_dim": hidden_size // heads, **numbers}
 
 
-def _check_meant(file: GgufFile, numbers: Mapping[str, Any], family: Family) -> None:
+def _check_neutral(file: GgufFile, numbers: Mapping[str, object], family: Family) -> None:
     """Refuse what a file says besides that would make another model of it.
 
     Raises:
         InputError: naming the key, and what is valid.
     """
-    every, width = family.full_every, numbers["head_dim"]
-    slides = [every == 0 or (n + 1) % every != 0 for n in range(numbers["num_hidden_layers"])]
-    valid = {
-        **{name: one for name, one in UNKNOWN.items() if name not in family.gguf_keys.values()},
-        "attention.sliding_window_pattern": (slides, every),
-        "embedding_length": (numbers["hidden_size"],),
-        "attention.value_length": (width,),
-        "rope.dimension_count": (width,),  # less: a part of each head is turned
+    reader = Fields(numbers, file.where)
+    every = family.full_every
+    layers = range(reader.integer("num_hidden_layers"))
+    slides = [every == 0 or (layer + 1) % every != 0 for layer in layers]
+    width = reader.integer("head_dim")
+    valid: dict[str, Sequence[object]] = {
+        name: values for name, values in NEUTRAL.items() if name not in family.gguf_keys.values()
     }
+    valid["attention.sliding_window_pattern"] = (slides, every)
+    valid["embedding_length"] = (reader.integer("hidden_size"),)
+    valid["attention.value_length"] = (width,)
+    valid["rope.dimension_count"] = (width,)  # less: a part of each head is rotated
     for name, values in valid.items():
         key = f"{file.architecture}.{name}"
-        if (found := file.metadata.get(key, values[0])) not in values:
-            raise refusal(file.where, key, found, f"{values[-1]}, or a file without it")
+        value = file.metadata.get(key, values[0])
+        if value not in values:
+            raise refusal(file.where, key, value, f"{values[-1]}, or a file without it")
     for name in ("hidden_size", "intermediate_size"):
-        if numbers[name] % 2:
-            raise refusal(file.where, file.called()[name], numbers[name], "an even number")
+        size = reader.integer(name)
+        if size % 2:
+            raise refusal(file.where, file.full_keys()[name], size, "an even number")

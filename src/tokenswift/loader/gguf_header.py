@@ -15,11 +15,17 @@ from typing import Any, NamedTuple
 
 from tokenswift.checks import shown
 from tokenswift.kernels.formats import BY_CODE
-from tokenswift.loader.tensors import DENSE
+from tokenswift.loader.tensors import DENSE, MOST_TENSORS
 from tokenswift.types import InputError
 
-MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
-TEXT, ARRAY = 8, 9  # types of values; the others are numbers:
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+#: bytes whose multiple tensors begin at, where the file does not say so itself
+ALIGNMENT = 32
+#: types of values; the others are numbers
+TEXT = 8
+ARRAY = 9
+#: types of numbers, as `struct` writes them
 NUMBERS = {
     0: "B",
     1: "b",
@@ -33,25 +39,50 @@ NUMBERS = {
     11: "q",
     12: "d",
 }
-#: names of types by their numbers, as the file format's makers write them
-KINDS = {0: "F32", 1: "F16", 30: "BF16", 26: "I32", 27: "I64"}
-KINDS |= {code: form.name.upper() for code, form in BY_CODE.items()}
+#: names of tensors' types by their numbers, as the file format's makers write them
+KINDS = {
+    0: "F32",
+    1: "F16",
+    26: "I32",
+    27: "I64",
+    30: "BF16",
+    **{code: form.name.upper() for code, form in BY_CODE.items()},
+}
+#: types that weights may have
 WEIGHTS = [name for name in KINDS.values() if name not in ("I32", "I64")]
-MOST_DIMS = 4
-#: more than any model's file has: bytes of a header, tensors, keys, and values of all lists
-#: together
-MOST_HEADER, MOST_TENSORS, MOST_KEYS, MOST_VALUES = 1 << 26, 1 << 16, 1 << 16, 1 << 22
+#: more than any model's file has: dimensions of a tensor, bytes of a header, keys, and values of
+#: all lists together
+MOST_DIMENSIONS = 4
+MOST_HEADER = 1 << 26
+MOST_KEYS = 1 << 16
+MOST_VALUES = 1 << 22
 
 
 class Place(NamedTuple):
-    """A tensor of a file: its shape, rows first, the name of its type, and where it is in which
-    file."""
+    """Where a tensor is.
+
+    Attributes:
+        shape: its shape, rows first.
+        kind: the name of its type, of `KINDS`.
+        start: its first byte in the file.
+        nbytes: its bytes.
+        path: the file.
+    """
 
     shape: tuple[int, ...]
     kind: str
     start: int
     nbytes: int
     path: Path
+
+
+class _Stated(NamedTuple):
+    """What a header says of a tensor; in the order in which tensors lie in the file."""
+
+    offset: int
+    name: str
+    shape: tuple[int, ...]
+    code: int
 
 
 def read_header(path: Path) -> Header:
@@ -79,99 +110,129 @@ def read_header(path: Path) -> Header:
 class Header:
     """What stands before the tensors of a file.
 
+    Args:
+        data: the file.
+        path: its path, for the places of its tensors.
+    Raises:
+        ValueError, struct.error, InputError: it is no complete GGUF file.
+
     Attributes:
         metadata: values by key.
         tensors: by name.
     """
 
     def __init__(self, data: mmap.mmap, path: Path) -> None:
-        self._data, self._at, self._values = data, 4, 0
+        self._data = data
+        self._position = len(MAGIC)
+        self._values = 0  # of all lists so far
         self._end = min(len(data), MOST_HEADER)
-        if data[:4] != MAGIC:
+        if data[: len(MAGIC)] != MAGIC:
             raise ValueError("it does not begin with GGUF")
-        version = self._number("I")
+        version = self._integer("I")
         if version not in VERSIONS:
             raise ValueError(f"version {version}")
-        tensors, values = self._number("Q"), self._number("Q")
-        if tensors > MOST_TENSORS or values > MOST_KEYS:
+        tensors = self._integer("Q")
+        keys = self._integer("Q")
+        if tensors > MOST_TENSORS or keys > MOST_KEYS:
             raise ValueError(
-                f"{tensors} tensors and {values} keys, at most {MOST_TENSORS} and {MOST_KEYS}"
+                f"{tensors} tensors and {keys} keys, at most {MOST_TENSORS} and {MOST_KEYS}"
             )
-        self.metadata: dict[str, Any] = {}
-        for _ in range(values):
-            (key,) = self._texts(1)
+        self.metadata: dict[str, object] = {}
+        for _ in range(keys):
+            key = self._text()
             if key in self.metadata:
                 raise ValueError(f"it has the key {shown(key)} twice")
-            self.metadata[key] = self._value(self._number("I"))
-        found = [self._tensor() for _ in range(tensors)]
-        aligned = self.metadata.get("general.alignment", ALIGNMENT)
-        if type(aligned) is not int or aligned < 8 or aligned & (aligned - 1):
-            raise ValueError(f"alignment {shown(aligned)}, a power of two from 8 on is valid")
-        start = -(-self._at // aligned) * aligned
-        # in order and apart: else a small file could hold any number of large tensors
-        self.tensors: dict[str, Place] = {}
+            self.metadata[key] = self._value(self._integer("I"))
+        stated = [self._tensor() for _ in range(tensors)]
+        self.tensors = self._places(stated, path)
+
+    def _places(self, stated: list[_Stated], path: Path) -> dict[str, Place]:
+        """Tensors in order and apart: else a small file could hold any number of large ones."""
+        alignment = self.metadata.get("general.alignment", ALIGNMENT)
+        if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
+            raise ValueError(f"alignment {shown(alignment)}, a power of two from 8 on is valid")
+        start = -(-self._position // alignment) * alignment
+        places: dict[str, Place] = {}
         end = 0
-        for offset, name, shape, code in sorted(found):
+        for offset, name, shape, code in sorted(stated):
             nbytes = _nbytes(name, shape, code)
-            if name in self.tensors or offset < end or offset % aligned:
+            if name in places or offset < end or offset % alignment:
                 raise ValueError(
                     f"tensor {shown(name)} is there twice, overlaps another or is not aligned"
                 )
-            if (end := offset + nbytes) > len(data) - start:
+            end = offset + nbytes
+            if end > len(self._data) - start:
                 raise ValueError(f"it ends before the end of tensor {shown(name)}")
-            self.tensors[name] = Place(shape, KINDS[code], start + offset, nbytes, path)
+            places[name] = Place(shape, KINDS[code], start + offset, nbytes, path)
+        return places
 
-    def _number(self, kind: str) -> Any:
-        (value,) = struct.unpack_from(f"<{kind}", self._data, self._at)
-        self._at += struct.calcsize(f"<{kind}")
+    def _number(self, kind: str) -> Any:  # an int, a float or a bool, as the kind has it
+        (value,) = struct.unpack_from(f"<{kind}", self._data, self._position)
+        self._position += struct.calcsize(f"<{kind}")
         return value
+
+    def _integer(self, kind: str) -> int:
+        return self._number(kind)
+
+    def _text(self) -> str:
+        (text,) = self._texts(1)
+        return text
 
     def _texts(self, count: int) -> list[str]:
         """Texts in a row: a vocabulary is most of a header."""
-        data, end, at, found = self._data, self._end, self._at, []
+        data = self._data
+        header_end = self._end
+        end = self._position
+        texts: list[str] = []
         size_of = struct.Struct("<Q").unpack_from
         for _ in range(count):
-            start = at + 8
-            at = start + size_of(data, at)[0]
-            if at > end:
+            start = end + 8
+            end = start + size_of(data, end)[0]
+            if end > header_end:
                 break
-            found.append(data[start:at].decode("utf-8", "replace"))
-        self._go_on(at - self._at)
-        return found
+            texts.append(data[start:end].decode("utf-8", "replace"))
+        self._go_on(end - self._position)
+        return texts
 
     def _go_on(self, size: int) -> None:
-        self._at += size
-        if self._at > self._end:
+        self._position += size
+        if self._position > self._end:
             raise ValueError(
                 f"it ends within a text or list, or its header exceeds {MOST_HEADER} bytes"
             )
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int) -> object:
         if kind == TEXT:
-            return self._texts(1)[0]
+            return self._text()
         if kind == ARRAY:
-            kind, count = self._number("I"), self._number("Q")
-            self._values += count
-            if self._values > MOST_VALUES:
-                raise ValueError(f"lists of {self._values} values, at most {MOST_VALUES}")
-            if kind == TEXT:
-                return self._texts(count)
-            if kind not in NUMBERS:
-                raise ValueError(f"a list of values of type {kind}")
-            start = self._at
-            self._go_on(count * struct.calcsize(f"<{NUMBERS[kind]}"))
-            return list(struct.unpack_from(f"<{count}{NUMBERS[kind]}", self._data, start))
+            return self._list()
         if kind not in NUMBERS:
             raise ValueError(f"a value of type {kind}")
         return self._number(NUMBERS[kind])
 
-    def _tensor(self) -> tuple[int, str, tuple[int, ...], int]:
-        (name,), dims = self._texts(1), self._number("I")
-        if not 0 < dims <= MOST_DIMS:
-            raise ValueError(f"tensor {shown(name)} has {dims} dimensions")
-        shape = tuple(self._number("Q") for _ in range(dims))[::-1]
-        code = self._number("I")
-        return self._number("Q"), name, shape, code
+    def _list(self) -> list[object]:
+        kind = self._integer("I")
+        count = self._integer("Q")
+        self._values += count
+        if self._values > MOST_VALUES:
+            raise ValueError(f"lists of {self._values} values, at most {MOST_VALUES}")
+        if kind == TEXT:
+            return [*self._texts(count)]
+        if kind not in NUMBERS:
+            raise ValueError(f"a list of values of type {kind}")
+        start = self._position
+        self._go_on(count * struct.calcsize(f"<{NUMBERS[kind]}"))
+        return list(struct.unpack_from(f"<{count}{NUMBERS[kind]}", self._data, start))
+
+    def _tensor(self) -> _Stated:
+        name = self._text()
+        dimensions = self._integer("I")
+        if not 0 < dimensions <= MOST_DIMENSIONS:
+            raise ValueError(f"tensor {shown(name)} has {dimensions} dimensions")
+        columns_first = [self._integer("Q") for _ in range(dimensions)]
+        code = self._integer("I")
+        offset = self._integer("Q")
+        return _Stated(offset, name, tuple(reversed(columns_first)), code)
 
 
 def _nbytes(name: str, shape: tuple[int, ...], code: int) -> int:
@@ -179,12 +240,13 @@ def _nbytes(name: str, shape: tuple[int, ...], code: int) -> int:
     if code not in KINDS:
         raise InputError(
             f"tensor {shown(name)} is of type {code}, which is not known here; valid: a file in "
-            f"another, "
-            "such as Q4_K_M (llama.cpp's llama-quantize makes one)"
+            "another, such as Q4_K_M (llama.cpp's llama-quantize makes one)"
         )
-    if (count := math.prod(shape)) == 0:
+    count = math.prod(shape)
+    if count == 0:
         raise ValueError(f"tensor {shown(name)} has shape {shape}")
-    if (form := BY_CODE.get(code)) is None:
+    form = BY_CODE.get(code)
+    if form is None:
         return count * DENSE[KINDS[code]].itemsize
     if shape[-1] % form.block:
         raise ValueError(

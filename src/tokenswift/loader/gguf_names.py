@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tokenswift.loader.families import FAMILIES
+from tokenswift.loader.families import DOWN, FAMILIES, GATE, KEY, OUTPUT, QUERY, UP, VALUE
 from tokenswift.loader.layout import EMBEDDING, HEAD, NORM
 
 #: what files call settings of sampling, where it is not `SamplingParams`' name
 SETTINGS = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 FACTORS = "rope_freqs.weight"  # what Llama 3's rule divides each frequency by
 #: what files call a config's numbers, behind the name of the architecture
-CALLED = {
+NUMBER_KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -28,12 +28,25 @@ CALLED = {
 }
 #: architectures that the native decoder runs, and transformers' names for them
 ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
-OUTER = {EMBEDDING: "token_embd.weight", NORM: "output_norm.weight", HEAD: "output.weight"}
-INNER = {f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}
-INNER |= {f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"}
-INNER |= {"self_attn.o_proj": "attn_output"}
-INNER |= {f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
-#: norms of a layer in the order of `families.Family.norms`
+#: weights outside of layers
+OUTER = {
+    EMBEDDING: "token_embd.weight",
+    NORM: "output_norm.weight",
+    HEAD: "output.weight",
+}
+#: parts of a layer, but for the norms of states
+INNER = {
+    QUERY: "attn_q",
+    KEY: "attn_k",
+    VALUE: "attn_v",
+    OUTPUT: "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    GATE: "ffn_gate",
+    UP: "ffn_up",
+    DOWN: "ffn_down",
+}
+#: norms of a layer in the order of `families.Norms`
 NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
-#: fields that say whether a model has biases, and tensors that say so in files
+#: fields that say whether a model has biases, and parts of a layer that show it in files
 BIASES = {"attention_bias": "attn_q", "mlp_bias": "ffn_up"}

@@ -2,64 +2,127 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
-from tokenswift.loader.families import FAMILIES, FULL, SLIDING, Family
+from tokenswift.loader.families import (
+    DOWN,
+    FAMILIES,
+    FULL,
+    GATE,
+    KEY,
+    OUTPUT,
+    QUERY,
+    SLIDING,
+    UP,
+    VALUE,
+    Family,
+)
 
-EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+NORM = "model.norm.weight"
+#: stands for the frequencies of a layer that knows no positions
+NO_ROPE = -1
 
 
-#: fields of a :class:`Layout` that configs have by the same names
-ALIKE = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-ALIKE += ("num_attention_heads", "num_key_value_heads")
+class LayoutConfig(Protocol):
+    """A config of a native family, of :func:`config.completed` or transformers'. Fields that the
+    family alone has are looked for where its defaults name them."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    tie_word_embeddings: bool
 
 
-def layout_of(config: Any, tied: bool | None = None) -> Layout:
+class _Numbers:
+    """Numbers of a config, where its family has them.
+
+    Args:
+        config: the config.
+        family: its family.
+    """
+
+    def __init__(self, config: LayoutConfig, family: Family) -> None:
+        self._config = config
+        self._family = family
+
+    def get(self, name: str, default: float) -> float:
+        """A number; ``default`` where the family has none by this name, or the config says None."""
+        value = getattr(self._config, name, None) if name in self._family.defaults else None
+        return default if value is None else value
+
+
+def layout_of(config: LayoutConfig, tied: bool | None = None) -> Layout:
     """What the native decoder is made of.
 
     Args:
-        config: of one of its families, of :func:`completed` or transformers'.
+        config: of one of its families.
         tied: whether the LM head is the embedding; None: as the config says.
     """
-    family, layers = FAMILIES[config.model_type], config.num_hidden_layers
-
-    def number(name: str, usual: Any) -> Any:
-        """A number of the config, where the family has it."""
-        return getattr(config, name, usual) if name in family.defaults else usual
-
-    window = (number("sliding_window", 0) or 0) if number("use_sliding_window", True) else 0
-    kinds = getattr(config, "layer_types", None) or [SLIDING] * layers
-    local, width = len(family.rope_bases) - 1, head_width(config)
-    turned = number("no_rope_layers", None) or [1] * layers
-    if not family.full_layers_rotate:
-        turned = [int(window > 0 and kind == SLIDING) for kind in kinds]
-    ropes = [
-        (0 if kind == FULL else local) if turns else -1
-        for kind, turns in zip(kinds, turned, strict=False)
-    ]
-    biases = {
-        "self_attn": config.model_type == "qwen2" or getattr(config, "attention_bias", False),
-        "mlp": getattr(config, "mlp_bias", False),
-    }
-    scale = number("attention_multiplier", number("query_pre_attn_scalar", width) ** -0.5)
+    family = FAMILIES[config.model_type]
+    numbers = _Numbers(config, family)
+    width = head_width(config)
+    window = int(numbers.get("sliding_window", 0)) if numbers.get("use_sliding_window", True) else 0
+    kinds = getattr(config, "layer_types", None) or [SLIDING] * config.num_hidden_layers
+    windows = tuple(window if kind == SLIDING else 0 for kind in kinds)
+    scale = numbers.get("query_pre_attn_scalar", width) ** -0.5
+    embedding = numbers.get("embedding_multiplier", 1.0)
+    if family.plus_one:
+        embedding = config.hidden_size**0.5
     return Layout(
-        **{name: getattr(config, name) for name in ALIKE},
+        model_type=config.model_type,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
         head_dim=width,
-        eps=float(number("layer_norm_eps", None) or config.rms_norm_eps),
-        scale=float(scale),
-        windows=tuple(window if kind == SLIDING else 0 for kind in kinds),
+        eps=float(numbers.get("layer_norm_eps", 0.0) or getattr(config, "rms_norm_eps", 0.0)),
+        scale=float(numbers.get("attention_multiplier", scale)),
+        windows=windows,
         tied=bool(config.tie_word_embeddings) if tied is None else tied,
-        biased=tuple(name for name in family.biased if biases[name.partition(".")[0]]),
-        ropes=tuple(ropes) if any(ropes) else (),
-        embedding=config.hidden_size**0.5
-        if family.plus_one
-        else number("embedding_multiplier", 1.0),
-        residual=number("residual_multiplier", 1.0),
-        logits=number("logits_scaling", 1.0) / number("logit_scale", 1.0),
-        score_cap=number("attn_logit_softcapping", None) or 0.0,
-        logit_cap=number("final_logit_softcapping", None) or 0.0,
+        biased=_biased(config, family),
+        ropes=_ropes(config, family, windows, kinds),
+        embedding=embedding,
+        residual=numbers.get("residual_multiplier", 1.0),
+        logits=numbers.get("logits_scaling", 1.0) / numbers.get("logit_scale", 1.0),
+        score_cap=numbers.get("attn_logit_softcapping", 0.0),
+        logit_cap=numbers.get("final_logit_softcapping", 0.0),
     )
+
+
+def _biased(config: LayoutConfig, family: Family) -> tuple[str, ...]:
+    """Projections that have biases."""
+    attention = config.model_type == "qwen2" or getattr(config, "attention_bias", False)
+    mlp = getattr(config, "mlp_bias", False)
+    return tuple(name for name in family.biased if (mlp if name.startswith("mlp.") else attention))
+
+
+def _ropes(
+    config: LayoutConfig, family: Family, windows: Sequence[int], kinds: Sequence[str]
+) -> tuple[int, ...]:
+    """The set of rotary frequencies of each layer; empty: one for all."""
+    rotated = [1] * config.num_hidden_layers
+    if "no_rope_layers" in family.defaults:
+        rotated = getattr(config, "no_rope_layers", None) or rotated
+    if not family.full_layers_rotate:
+        rotated = [int(window > 0) for window in windows]
+    sliding_set = len(family.rope_bases) - 1
+    ropes: list[int] = []
+    for kind, rotates in zip(kinds, rotated, strict=False):
+        if not rotates:
+            ropes.append(NO_ROPE)
+        else:
+            ropes.append(0 if kind == FULL else sliding_set)
+    return tuple(ropes) if any(ropes) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +130,12 @@ class Layout:
     """What a native decoder is made of, by the names of transformers' configs.
 
     Attributes:
-        eps: of the norms.
-        scale: of attention scores.
+        eps: what norms add to a variance.
+        scale: what attention scores are multiplied with.
         windows: newest keys that a token sees, by layer; 0 is all.
         tied: whether the LM head is the embedding.
         biased: projections that have biases.
-        ropes: the set of rotary frequencies of each layer, -1 where nothing is turned; empty: one
+        ropes: the set of rotary frequencies of each layer, -1 where nothing is rotated; empty: one
             for all.
         embedding, residual: what embeddings, and what attention and MLP add to a state, are
             multiplied with.
@@ -107,35 +170,53 @@ class Layout:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of its weights."""
-        queries, keys = (
-            self.num_attention_heads * self.head_dim,
-            self.num_key_value_heads * self.head_dim,
-        )
-        wide, inner = self.hidden_size, self.intermediate_size
-        found: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab_size, wide), NORM: (wide,)}
-        if not self.tied:
-            found[HEAD] = (self.vocab_size, wide)
-        layer: dict[str, tuple[int, ...]] = {
-            "self_attn.q_proj": (queries, wide),
-            "self_attn.k_proj": (keys, wide),
-            "self_attn.v_proj": (keys, wide),
-            "self_attn.o_proj": (wide, queries),
-            "mlp.gate_proj": (inner, wide),
-            "mlp.up_proj": (inner, wide),
-            "mlp.down_proj": (wide, inner),
-            **{name: (wide,) for name in self.family.norms if name is not None},
+        hidden = self.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {
+            EMBEDDING: (self.vocab_size, hidden),
+            NORM: (hidden,),
         }
-        if self.family.head_norms:
-            whole = self.family.head_norms == "projection"
-            layer["self_attn.q_norm"] = (queries if whole else self.head_dim,)
-            layer["self_attn.k_norm"] = (keys if whole else self.head_dim,)
-        named = {f"{name}.weight": shape for name, shape in layer.items()}
-        named |= {f"{name}.bias": layer[name][:1] for name in self.biased}
+        if not self.tied:
+            shapes[HEAD] = (self.vocab_size, hidden)
+        layer = self._layer_shapes()
         for number in range(self.num_hidden_layers):
-            found |= {f"model.layers.{number}.{name}": shape for name, shape in named.items()}
-        return found
+            for name, shape in layer.items():
+                shapes[f"model.layers.{number}.{name}"] = shape
+        return shapes
+
+    def _layer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the weights of a layer."""
+        hidden = self.hidden_size
+        queries = self.num_attention_heads * self.head_dim
+        keys = self.num_key_value_heads * self.head_dim
+        parts: dict[str, tuple[int, ...]] = {
+            QUERY: (queries, hidden),
+            KEY: (keys, hidden),
+            VALUE: (keys, hidden),
+            OUTPUT: (hidden, queries),
+            GATE: (self.intermediate_size, hidden),
+            UP: (self.intermediate_size, hidden),
+            DOWN: (hidden, self.intermediate_size),
+        }
+        for name in self.family.norms:
+            if name is not None:
+                parts[name] = (hidden,)
+        if self.family.head_norms:
+            all_heads = self.family.head_norms == "projection"
+            parts["self_attn.q_norm"] = (queries if all_heads else self.head_dim,)
+            parts["self_attn.k_norm"] = (keys if all_heads else self.head_dim,)
+        shapes = {f"{name}.weight": shape for name, shape in parts.items()}
+        for name in self.biased:
+            shapes[f"{name}.bias"] = parts[name][:1]
+        return shapes
 
 
-def head_width(config: Any) -> int:
+class HeadsConfig(Protocol):
+    """A config of any family, as far as it says how wide heads are."""
+
+    hidden_size: int
+    num_attention_heads: int
+
+
+def head_width(config: HeadsConfig) -> int:
     """d, the width of one head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

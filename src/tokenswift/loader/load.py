@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging import CRITICAL
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from tokenswift.checks import check_choice
 from tokenswift.config.loading import Dtype, LoadConfig, check_backend
 from tokenswift.files import MOST_TOKENIZER
 from tokenswift.kernels.formats import Stored
-from tokenswift.loader.config import SUPPORTED, completed, counts_factor, read_config
+from tokenswift.loader.config import SUPPORTED, ModelConfig, completed, counts_factor, read_config
 from tokenswift.loader.default_model import DEFAULT, DRAFT, GGUF, METADATA_KEY
 from tokenswift.loader.errors import refused_as
 from tokenswift.loader.find import gguf_in, locate
@@ -42,7 +41,10 @@ from tokenswift.memory import memory_of
 from tokenswift.types import InputError, RunError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+#: a causal LM of transformers, whose own annotations do not hold (``to`` takes a model for a name)
+CausalModel: TypeAlias = Any
 
 _one_at_a_time = threading.RLock()
 #: numbers of a model that a byte of its files may hold: those of one bit
@@ -62,7 +64,7 @@ class Loaded(NamedTuple):
         name: the name it was asked for by.
     """
 
-    model: Any
+    model: CausalModel
     tokenizer: PreTrainedTokenizerBase
     name: str
 
@@ -74,7 +76,8 @@ def check_place(how: LoadConfig) -> str:
         InputError: CUDA is asked for where there is none, or a backend that does not run on the
             device.
     """
-    device, count = how.device, torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = how.device
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "auto":
         device = "cuda" if count else "cpu"
     elif device != "cpu" and not count:
@@ -96,9 +99,13 @@ def native_bfloat16(device: str) -> bool:
     that texts are written with do not, and "auto" never looks at the processor there: it is the
     checkpoint's type.
     """
-    about = Path("/proc/cpuinfo")
-    flags = about.read_text().split() if about.exists() else ()  # elsewhere there is no way to tell
-    return device != "cpu" or not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags)
+    if device != "cpu":
+        return True
+    processors = Path("/proc/cpuinfo")
+    if not processors.exists():  # there is no way to tell
+        return False
+    flags = processors.read_text().split()
+    return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags)
 
 
 def load(name_or_path: str | Path, dtype: str = "auto", device: str = "auto") -> Loaded:
@@ -116,26 +123,27 @@ def load(name_or_path: str | Path, dtype: str = "auto", device: str = "auto") ->
     """
     check_choice("dtype", dtype, tuple(name for name in get_args(Dtype) if name != "int8"))
     how = LoadConfig(dtype, device)
-    place, name = check_place(how), str(name_or_path)
+    place = check_place(how)
+    name = str(name_or_path)
     return load_located(name, locate(name), how, place)
 
 
 def load_located(name: str, source: Path, how: LoadConfig, place: str) -> Loaded:
-    """:func:`load` for what `find.locate` has found, on a place from :func:`check_place`."""
+    """:func:`load` for the files that `find.locate` gives, on a place from :func:`check_place`."""
     if name == DRAFT:
-        return Loaded(*_packed_draft(source, how.floats, place), name)
+        return _packed_draft(name, source, how.floats, place)
     if gguf_in(source) is not None:
-        found = open_gguf(name, source, how, place)
-        return Loaded(model_of(found).to(place), wrapped(found.tokenizer()), name)
+        files = open_gguf(name, source, how, place)
+        return Loaded(model_of(files).to(place), load_tokenizer(name, source), name)
     from transformers import AutoConfig
 
-    said = read_config(name, source / "config.json")
+    stated = read_config(name, source / "config.json")
     with quiet_transformers():
         with refused_as(f"model {name}: its config.json cannot be used", SUPPORTED):
             config = AutoConfig.from_pretrained(
                 source, local_files_only=True, trust_remote_code=False
             )
-        if counts_factor(said):
+        if counts_factor(stated):
             config.counts_factor = True
         tokenizer = load_tokenizer(name, source)
         check_size(name, source, config, how, place)
@@ -143,20 +151,23 @@ def load_located(name: str, source: Path, how: LoadConfig, place: str) -> Loaded
 
 
 def load_tokenizer(name: str, source: Path) -> PreTrainedTokenizerBase:
-    """transformers' tokenizer of what `find.locate` has found.
+    """transformers' tokenizer of the files that `find.locate` gives.
 
     Raises:
         InputError: there is none, or it cannot be loaded.
     """
     from transformers import AutoTokenizer
 
-    if (path := gguf_in(source)) is not None:
-        return wrapped(gguf_tokenizer(GgufFile(path).metadata, path))
+    gguf = gguf_in(source)
+    if gguf is not None:
+        return wrapped(gguf_tokenizer(GgufFile(gguf).metadata, gguf))
     for path in source.iterdir():
         small = path.suffix in SMALL and not path.name.endswith(".index.json")
         if small and not (path.is_file() and path.stat().st_size <= MOST_TOKENIZER):
-            wrong = f"its {path.name} is not a regular file of up to {MOST_TOKENIZER:,} bytes"
-            raise InputError(f"model {name}: {wrong}; valid: one that is")
+            raise InputError(
+                f"model {name}: its {path.name} is not a regular file of up to "
+                f"{MOST_TOKENIZER:,} bytes; valid: one that is"
+            )
     if not any((source / file).is_file() for file in TOKENIZER_FILES):
         raise InputError(
             f"model folder {name} has no tokenizer files; valid: with {TOKENIZER_FILES[0]}"
@@ -165,7 +176,9 @@ def load_tokenizer(name: str, source: Path) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
 
 
-def check_size(name: str, folder: Path, config: Any, how: LoadConfig, place: str) -> None:
+def check_size(
+    name: str, folder: Path, config: PreTrainedConfig, how: LoadConfig, place: str
+) -> None:
     """See that a config does not ask for more numbers than the files hold, before any of them is
     made, that an index names files of its folder, and that the weights fit into memory.
 
@@ -181,8 +194,7 @@ def check_size(name: str, folder: Path, config: Any, how: LoadConfig, place: str
     if numbers > PER_BYTE * size:
         raise InputError(
             f"model {name}: its weights do not fit its config.json, which asks for {numbers:,} "
-            f"numbers of "
-            f"files with {size:,} bytes; valid: the config of these weights"
+            f"numbers of files with {size:,} bytes; valid: the config of these weights"
         )
     dtype = how.floats or getattr(config, "dtype", None)
     if isinstance(dtype, torch.dtype) and not hasattr(config, "quantization_config"):
@@ -190,7 +202,7 @@ def check_size(name: str, folder: Path, config: Any, how: LoadConfig, place: str
     check_memory(name, size, place)
 
 
-def _empty(config: Any) -> Any:
+def _empty(config: PreTrainedConfig) -> CausalModel:
     """A causal LM of transformers without memory."""
     from transformers import AutoModelForCausalLM
 
@@ -212,9 +224,8 @@ def check_memory(name: str, needed: int, place: str) -> None:
     if memory is not None and needed > memory.free:
         raise InputError(
             f"model {name} needs {needed:,} bytes of memory for its weights, {memory.free:,} "
-            f"bytes are "
-            "available; valid: a smaller model, or weights of fewer bits (dtype bfloat16, "
-            "weights q4_0)"
+            "bytes are available; valid: a smaller model, or weights of fewer bits "
+            "(dtype bfloat16, weights q4_0)"
         )
 
 
@@ -228,23 +239,29 @@ def fitting(name: str, place: object) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
-        line = (
-            f"model {name} does not fit into the memory of device {place}; valid: a smaller model"
-        )
-        raise RunError(f"{line}; nothing was kept") from error
+        raise RunError(
+            f"model {name} does not fit into the memory of device {place}; valid: a smaller "
+            "model; nothing was kept"
+        ) from error
 
 
-def _model(name: str, source: Path, config: Any, how: LoadConfig, device: str) -> Any:
+def _model(
+    name: str, source: Path, config: PreTrainedConfig, how: LoadConfig, device: str
+) -> CausalModel:
     from transformers import AutoModelForCausalLM
 
-    options: dict[str, Any] = {"dtype": how.floats or "auto", "local_files_only": True}
-    options |= {} if device == "cpu" else {"device_map": {"": device}}
+    options: dict[str, object] = {"dtype": how.floats or "auto", "local_files_only": True}
+    if device != "cpu":
+        options["device_map"] = {"": device}
     wrong = f"model {name}: its weights cannot be loaded"
     with refused_as(wrong, "complete files of a checkpoint"), fitting(name, device):
-        made: Any = AutoModelForCausalLM.from_pretrained
-        model, report = made(source, config=config, output_loading_info=True, **options)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, config=config, output_loading_info=True, **options
+        )
+        model, report = loaded
     for fault in ("missing_keys", "mismatched_keys"):
-        if tensors := sorted(str(key) for key in report.get(fault) or ()):
+        tensors = sorted(str(key) for key in report.get(fault) or ())
+        if tensors:
             raise InputError(
                 f"model {name}: its weights do not fit its config.json "
                 f"({len(tensors)} tensors {fault.removesuffix('_keys')}, e.g. {tensors[0]})"
@@ -262,7 +279,8 @@ def quiet_transformers() -> Iterator[None]:
     from transformers.utils import logging
 
     with _one_at_a_time:
-        bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+        has_bars = logging.is_progress_bar_enabled()
+        verbosity = logging.get_verbosity()
         logging.disable_progress_bar()
         logging.set_verbosity(CRITICAL)
         try:
@@ -271,24 +289,26 @@ def quiet_transformers() -> Iterator[None]:
                 yield
         finally:
             logging.set_verbosity(verbosity)
-            if bars:
+            if has_bars:
                 logging.enable_progress_bar()
 
 
-def model_of(files: Opened) -> Any:
+def model_of(files: Opened) -> CausalModel:
     """transformers' own model of files that were opened, filled with the very weights that the
     native decoder reads, unpacked: transformers' reader of GGUF files leaves out some of what they
-        say."""
-    made = _filled(files.config, files.weights.get, files.weights.dtype)
+    say."""
+    model = _filled(files.config, files.weights.get, files.weights.dtype)
     ends = sorted(files.ends)
-    made.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends or None
-    made.name_or_path = made.config._name_or_path = str(gguf_in(files.folder) or files.folder)
-    return made
+    model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends or None
+    place = str(gguf_in(files.folder) or files.folder)
+    model.name_or_path = place
+    model.config._name_or_path = place
+    return model
 
 
 def _filled(
-    config: SimpleNamespace, get: Callable[[str], Tensor | Stored | None], dtype: torch.dtype
-) -> Any:
+    config: ModelConfig, get: Callable[[str], Tensor | Stored | None], dtype: torch.dtype
+) -> CausalModel:
     """A native family's model of transformers. Torch's default type, the whole process's, stays as
     it is.
 
@@ -298,27 +318,28 @@ def _filled(
     from transformers import AutoConfig
 
     # some families' own id for padding is beyond a small vocabulary
-    said: dict[str, Any] = {"pad_token_id": None} | vars(config)
-    model = _empty(AutoConfig.for_model(said.pop("model_type"), **copy.deepcopy(said)))
-    body = model.model  # with its only buffers:
-    with quiet_transformers():
+    fields = {"pad_token_id": None, **copy.deepcopy(vars(config))}
+    model = _empty(AutoConfig.for_model(fields.pop("model_type"), **fields))
+    body = model.model
+    with quiet_transformers():  # a model without memory lacks its buffers; these are all it has
         body.rotary_emb = type(body.rotary_emb)(config=model.config)
     if hasattr(body.embed_tokens, "scalar_embed_scale"):
         body.embed_tokens.embed_scale = torch.tensor(body.embed_tokens.scalar_embed_scale)
     filled: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        found = get(name)
-        made = (
-            torch.zeros(parameter.shape, dtype=dtype) if found is None else unstored(found, dtype)
-        )
-        filled[name] = made.to(dtype, copy=made is found).contiguous()
+        weight = get(name)
+        if weight is None:
+            filled[name] = torch.zeros(parameter.shape, dtype=dtype)
+        else:  # never the weight itself, which is the file's
+            values = unstored(weight, dtype)
+            filled[name] = values.to(dtype, copy=values is weight).contiguous()
     model.load_state_dict(filled, strict=False, assign=True)
     model.tie_weights()
     model.config.dtype = dtype
     return model.eval()
 
 
-def _packed_draft(path: Path, dtype: torch.dtype | None, place: str) -> tuple[Any, Any]:
+def _packed_draft(name: str, path: Path, dtype: torch.dtype | None, place: str) -> Loaded:
     """TriForce's draft model for the default model: trained layers of a checkout's file, and that
     model's own embedding, LM head and tokenizer.
 
@@ -326,12 +347,13 @@ def _packed_draft(path: Path, dtype: torch.dtype | None, place: str) -> tuple[An
         path: safetensors of its layers and final norm, its config in the header.
         dtype: None: float32.
     """
-    file = GgufFile(locate(DEFAULT) / GGUF)
-    packed = SafetensorsFile(path, "draft model")
-    config = completed("llama", json.loads(packed.metadata[METADATA_KEY])["config"])
+    target = GgufFile(locate(DEFAULT) / GGUF)
+    draft = SafetensorsFile(path, "draft model")
+    config = completed("llama", json.loads(draft.metadata[METADATA_KEY])["config"])
     if config is None:
         raise RunError(f"the draft model {path} is of another family; valid: llama")
-    tensors = {name: entry.get() for name, entry in packed.entries.items()}
-    tensors[EMBEDDING] = file[OUTER[EMBEDDING]]
-    made = _filled(config, tensors.get, dtype or torch.float32).to(place)
-    return made, wrapped(gguf_tokenizer(file.metadata, file.path))
+    weights = {name: entry.get() for name, entry in draft.entries.items()}
+    weights[EMBEDDING] = target[OUTER[EMBEDDING]]
+    model = _filled(config, weights.get, dtype or torch.float32)
+    tokenizer = wrapped(gguf_tokenizer(target.metadata, target.path))
+    return Loaded(model.to(place), tokenizer, name)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
 from tokenswift.config.loading import LoadConfig
 from tokenswift.files import MOST_CONFIG, object_in
-from tokenswift.loader.config import completed, named_sampling, read_config
+from tokenswift.loader.config import ModelConfig, completed, named_sampling, read_config
 from tokenswift.loader.ends import end_ids
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.find import gguf_in
 from tokenswift.loader.gguf import GgufFile, weights_of
-from tokenswift.loader.gguf_config import config_of, own_dtype
+from tokenswift.loader.gguf_config import auto_dtype, config_of
 from tokenswift.loader.gguf_tokenizer import gguf_tokenizer
 from tokenswift.loader.layout import layout_of
 from tokenswift.loader.parts import part_paths
-from tokenswift.loader.plain_tokenizer import read
+from tokenswift.loader.plain_tokenizer import PlainTokenizer, read
 from tokenswift.loader.rope import Rotary, rotary_of_config
 from tokenswift.loader.weights import Weights, weights_in
 from tokenswift.types import InputError
@@ -36,25 +35,25 @@ class Opened:
     """A model's files, read but for the weights themselves.
 
     Attributes:
-        name: what the model was asked for by.
+        name: the name by which the model was asked for.
         folder: where the files are: a folder, or a GGUF file.
         config, rotary: of the model.
         weights: by name, with their layout.
         tokenizer: makes a `PlainTokenizer`, which takes a third of a second with a large
             vocabulary; or None, where transformers' own has to be loaded.
-        ends: ids that end a text, the tokenizer's own aside.
+        ends: ids that end a text, but for those that the tokenizer names.
         sampling: settings that the model names.
         stamps: size and time of each file.
     """
 
     name: str
     folder: Path
-    config: SimpleNamespace
+    config: ModelConfig
     rotary: Rotary
     weights: Weights
-    tokenizer: Callable[[], Any]
+    tokenizer: Callable[[], PlainTokenizer | None]
     ends: frozenset[int]
-    sampling: dict[str, Any]
+    sampling: Mapping[str, object]
     stamps: tuple[tuple[str, int, int], ...]
 
     def check_unchanged(self) -> None:
@@ -71,16 +70,20 @@ class Opened:
 
 
 def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    paths = sorted(folder.iterdir()) if folder.is_dir() else part_paths(folder)
-    found = [(path.name, path.stat()) for path in paths if path.exists()]
-    return tuple((name, about.st_size, about.st_mtime_ns) for name, about in found)
+    """Size and time of each file that is there."""
+    stamps: list[tuple[str, int, int]] = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else part_paths(folder):
+        if path.exists():
+            status = path.stat()
+            stamps.append((path.name, status.st_size, status.st_mtime_ns))
+    return tuple(stamps)
 
 
 def open_files(name: str, folder: Path, how: LoadConfig, place: str) -> Opened | None:
     """The files of a model of a native family; None where transformers has to read them.
 
     Args:
-        name: what the model was asked for by.
+        name: the name by which the model was asked for.
         folder: its folder, or a GGUF file.
         place: from :func:`check_place`.
     Raises:
@@ -93,31 +96,55 @@ def open_files(name: str, folder: Path, how: LoadConfig, place: str) -> Opened |
 
 def open_gguf(name: str, folder: Path, how: LoadConfig, place: str) -> Opened:
     """A GGUF file, or the one of a folder."""
-    stamps, file = _stamps(folder), GgufFile(gguf_in(folder) or folder)
-    config, tokenizer = config_of(file), partial(gguf_tokenizer, file.metadata, file.path)
-    dtype = how.floats or getattr(torch, own_dtype(file, place.partition(":")[0]))
+    stamps = _stamps(folder)
+    file = GgufFile(gguf_in(folder) or folder)
+    config = config_of(file)
+    device = place.partition(":")[0]
+    dtype = how.floats or getattr(torch, auto_dtype(file, device))
     weights = weights_of(file, layout_of(config), dtype, how.weights)
-    rotary = rotary_of_config(config, how.scaling, double=True)
-    ends, sampling = frozenset(end_ids(config)), file.sampling()
-    return Opened(name, folder, config, rotary, weights, tokenizer, ends, sampling, stamps)
+    return Opened(
+        name=name,
+        folder=folder,
+        config=config,
+        rotary=rotary_of_config(config, how.scaling, double=True),
+        weights=weights,
+        tokenizer=partial(gguf_tokenizer, file.metadata, file.path),
+        ends=frozenset(end_ids(config)),
+        sampling=file.sampling(),
+        stamps=stamps,
+    )
 
 
 def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
     """A checkpoint in transformers' format whose files hold what transformers would make of
     them."""
-    said, stamps = read_config(name, folder / "config.json"), _stamps(folder)
-    config = completed(said["model_type"], said) if said.get("model_type") in FAMILIES else None
+    stated = read_config(name, folder / "config.json")
+    stamps = _stamps(folder)
+    kind = stated.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        return None
+    config = completed(kind, stated)
     if config is None or not any(folder.glob("*.safetensors")):
         return None
-    layout, dtype = layout_of(config), how.floats or getattr(torch, str(config.dtype), None)
-    if dtype not in DTYPES or any(
-        size % 2 for size in (layout.hidden_size, layout.intermediate_size)
-    ):
+    layout = layout_of(config)
+    dtype = how.floats or getattr(torch, str(config.dtype), None)
+    if dtype not in DTYPES or layout.hidden_size % 2 or layout.intermediate_size % 2:
         return None
-    if (weights := weights_in(folder, layout, dtype, how.weights)) is None:
+    weights = weights_in(folder, layout, dtype, how.weights)
+    if weights is None:
         return None
-    rotary, generation = rotary_of_config(config, how.scaling), folder / "generation_config.json"
-    given = object_in(generation, MOST_CONFIG, f"model {name}") if generation.exists() else said
-    settings, tokenizer = SimpleNamespace(**given), partial(read, folder, config.model_type)
-    ends, sampling = frozenset(end_ids(settings, config)), named_sampling(settings)
-    return Opened(name, folder, config, rotary, weights, tokenizer, ends, sampling, stamps)
+    generation = folder / "generation_config.json"
+    if generation.exists():
+        stated = object_in(generation, MOST_CONFIG, f"model {name}")
+    settings = SimpleNamespace(**stated)
+    return Opened(
+        name=name,
+        folder=folder,
+        config=config,
+        rotary=rotary_of_config(config, how.scaling),
+        weights=weights,
+        tokenizer=partial(read, folder, config.model_type),
+        ends=frozenset(end_ids(settings, config)),
+        sampling=named_sampling(settings),
+        stamps=stamps,
+    )

@@ -8,7 +8,7 @@ made of it: by its transformers' name, and named in messages as its file does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -19,134 +19,160 @@ from tokenswift.types import InputError
 
 #: greatest width of a head: the angles of the first positions are computed at once
 MOST_HEAD = 1024
+#: greatest number of heads
+MOST_HEADS = 1 << 14
 
+Positive: TypeAlias = Annotated[float, Meta(gt=0, le=1e12)]
+NotNegative: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
+Share: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+Width: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_WIDTH)]
+HeadWidth: TypeAlias = Annotated[int, Meta(ge=2, le=MOST_HEAD)]
+Heads: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_HEADS)]
+Layers: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_LAYERS)]
+Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+Length: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 40)]
+Window: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 40)]
+WindowLayers: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 20)]
+Labels: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 16)]
 
-def _whole(least: int, most: int) -> Any:
-    return Annotated[int, Meta(ge=least, le=most)]
-
-
-POSITIVE, NOT_NEGATIVE = (
-    Annotated[float, Meta(gt=0, le=1e12)],
-    Annotated[float, Meta(ge=0, le=1e12)],
-)
-SHARE = Annotated[float, Meta(gt=0, le=1)]
-#: numbers of a row: what the kernels take
-WIDTH, LENGTH = _whole(1, MOST_WIDTH), _whole(1, 1 << 40)
-#: positions: ``rope_parameters`` of a config, or ``rope_scaling`` as older ones have it; all may be
-#: null
-ROPE: dict[str, Any] = {
-    **dict.fromkeys(
-        ("rope_theta", "factor", "attention_factor", "beta_fast", "beta_slow"), POSITIVE
-    ),
-    **dict.fromkeys(("low_freq_factor", "high_freq_factor"), POSITIVE),
-    **dict.fromkeys(("mscale", "mscale_all_dim"), NOT_NEGATIVE),
-    "original_max_position_embeddings": LENGTH,
-    "partial_rotary_factor": SHARE,
-}
-#: fields that multiply states and scores: ours, and what GGUF files call them
-MULTIPLIERS = {
-    "embedding_multiplier": "embedding_scale",
-    "residual_multiplier": "residual_scale",
-    "attention_multiplier": "attention.scale",
-    "logits_scaling": "logit_scale",
-}
-CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
-#: fields of a config that are never null
-SIZES: dict[str, Any] = {
-    "vocab_size": _whole(1, MOST_TOKENS),
-    **dict.fromkeys(("hidden_size", "intermediate_size"), WIDTH),
-    **dict.fromkeys(("num_hidden_layers", "no_rope_layer_interval"), _whole(1, MOST_LAYERS)),
-    "num_attention_heads": _whole(1, 1 << 14),
-    "max_position_embeddings": LENGTH,
-    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps"), SHARE),
-    "max_window_layers": _whole(0, 1 << 20),
-    **dict.fromkeys((*MULTIPLIERS, "query_pre_attn_scalar", "logit_scale"), POSITIVE),
-}
-#: and those that may be
-OTHERS: dict[str, Any] = {
-    "num_key_value_heads": _whole(1, 1 << 14),
-    "head_dim": _whole(2, MOST_HEAD),
-    "sliding_window": _whole(0, 1 << 40),
-    "num_labels": _whole(0, 1 << 16),
-    **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias"), bool),
-    **dict.fromkeys(("use_sliding_window", "use_bidirectional_attention"), bool),
-    "sliding_window_pattern": _whole(1, MOST_LAYERS),
-    "layer_types": list[str],
-    "no_rope_layers": list[int],
-    "bos_token_id": int,
-    "eos_token_id": int | list[int],
-    **dict.fromkeys(("rope_theta", "rope_local_base_freq", *CAPS), POSITIVE),
-}
+#: fields that hold positions: as configs have them, and as older ones do
 ROPES = ("rope_parameters", "rope_scaling")
 
 
-def _optional(fields: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    return [(name, kind | None | UnsetType, UNSET) for name, kind in fields.items()]
+class RopeNumbers(msgspec.Struct):
+    """Positions: ``rope_parameters`` of a config, or ``rope_scaling`` as older ones have it. All
+    may be null; what is not stated is not looked at."""
+
+    rope_theta: Positive | None | UnsetType = UNSET
+    factor: Positive | None | UnsetType = UNSET
+    attention_factor: Positive | None | UnsetType = UNSET
+    beta_fast: Positive | None | UnsetType = UNSET
+    beta_slow: Positive | None | UnsetType = UNSET
+    low_freq_factor: Positive | None | UnsetType = UNSET
+    high_freq_factor: Positive | None | UnsetType = UNSET
+    mscale: NotNegative | None | UnsetType = UNSET
+    mscale_all_dim: NotNegative | None | UnsetType = UNSET
+    original_max_position_embeddings: Length | None | UnsetType = UNSET
+    partial_rotary_factor: Share | None | UnsetType = UNSET
 
 
-_Rope = msgspec.defstruct("Rope", _optional(ROPE))
-#: what is not given is not looked at
-_Numbers: Any = msgspec.defstruct(
-    "Numbers",
-    [(name, kind | UnsetType, UNSET) for name, kind in SIZES.items()]
-    + _optional({**OTHERS, **dict.fromkeys(ROPES, _Rope)}),
-)
+class Numbers(msgspec.Struct):
+    """Numbers of a config; what is not stated is not looked at. Sizes are never null."""
+
+    vocab_size: Tokens | UnsetType = UNSET
+    hidden_size: Width | UnsetType = UNSET
+    intermediate_size: Width | UnsetType = UNSET
+    num_hidden_layers: Layers | UnsetType = UNSET
+    no_rope_layer_interval: Layers | UnsetType = UNSET
+    num_attention_heads: Heads | UnsetType = UNSET
+    max_position_embeddings: Length | UnsetType = UNSET
+    rms_norm_eps: Share | UnsetType = UNSET
+    layer_norm_eps: Share | UnsetType = UNSET
+    max_window_layers: WindowLayers | UnsetType = UNSET
+    embedding_multiplier: Positive | UnsetType = UNSET
+    residual_multiplier: Positive | UnsetType = UNSET
+    attention_multiplier: Positive | UnsetType = UNSET
+    logits_scaling: Positive | UnsetType = UNSET
+    query_pre_attn_scalar: Positive | UnsetType = UNSET
+    logit_scale: Positive | UnsetType = UNSET
+    num_key_value_heads: Heads | None | UnsetType = UNSET
+    head_dim: HeadWidth | None | UnsetType = UNSET
+    sliding_window: Window | None | UnsetType = UNSET
+    num_labels: Labels | None | UnsetType = UNSET
+    tie_word_embeddings: bool | None | UnsetType = UNSET
+    attention_bias: bool | None | UnsetType = UNSET
+    mlp_bias: bool | None | UnsetType = UNSET
+    use_sliding_window: bool | None | UnsetType = UNSET
+    use_bidirectional_attention: bool | None | UnsetType = UNSET
+    sliding_window_pattern: Layers | None | UnsetType = UNSET
+    layer_types: list[str] | None | UnsetType = UNSET
+    no_rope_layers: list[int] | None | UnsetType = UNSET
+    bos_token_id: int | None | UnsetType = UNSET
+    eos_token_id: int | list[int] | None | UnsetType = UNSET
+    rope_theta: Positive | None | UnsetType = UNSET
+    rope_local_base_freq: Positive | None | UnsetType = UNSET
+    final_logit_softcapping: Positive | None | UnsetType = UNSET
+    attn_logit_softcapping: Positive | None | UnsetType = UNSET
+    rope_parameters: RopeNumbers | None | UnsetType = UNSET
+    rope_scaling: RopeNumbers | None | UnsetType = UNSET
 
 
 def check_numbers(
-    said: Mapping[str, Any], where: str, called: Mapping[str, str] | None = None
+    fields: Mapping[str, object], where: str, file_names: Mapping[str, str] | None = None
 ) -> None:
     """Refuse numbers that no model has.
 
     Args:
-        said: fields of a config; those that the schema does not name are not looked at.
+        fields: fields of a config; those that the schema does not name are not looked at.
         where: the file, for messages.
-        called: what the file calls a field, where that is not transformers' name.
+        file_names: what the file calls a field, where that is not transformers' name.
     Raises:
         InputError: naming the first value that is wrong, and what is valid.
     """
     for name in ROPES:  # of each kind of layers
-        for part in said[name].values() if isinstance(said.get(name), Mapping) else ():
+        rope = fields.get(name)
+        for part in rope.values() if isinstance(rope, Mapping) else ():
             if isinstance(part, Mapping):
-                check_numbers({name: part}, where, called)
-    found = converted(said, _Numbers, where, called)
-    for name in ROPES:
-        low = getattr(getattr(found, name), "low_freq_factor", None)
-        high = getattr(getattr(found, name), "high_freq_factor", None)
-        if low and high and low >= high:
-            valid = f"less than high_freq_factor, which is {high}"
-            raise refusal(where, f"{name}.low_freq_factor", low, valid)
-    heads, kv = found.num_attention_heads or 0, found.num_key_value_heads or 1
-    split = found.head_dim is None and heads and found.hidden_size
-    share = found.hidden_size / heads if split else found.head_dim or 2
-    if heads % kv:
-        name, valid = "num_key_value_heads", f"a divisor of {heads}, the number of heads"
-    elif share % 2 or share > MOST_HEAD:
-        name = "hidden_size" if split else "head_dim"
-        valid = f"an even width of each of {heads} heads, up to {MOST_HEAD:,}"
-    else:
+                check_numbers({name: part}, where, file_names)
+    numbers = converted(fields, Numbers, where, file_names)
+    _check_frequencies("rope_parameters", numbers.rope_parameters, where)
+    _check_frequencies("rope_scaling", numbers.rope_scaling, where)
+    fault = _heads_fault(numbers)
+    if fault is not None:
+        name, valid = fault
+        raise refusal(where, (file_names or {}).get(name, name), fields[name], valid)
+
+
+def _check_frequencies(name: str, rope: RopeNumbers | UnsetType | None, where: str) -> None:
+    """Refuse Llama 3's rule with its two bounds the wrong way round."""
+    if not isinstance(rope, RopeNumbers):
         return
-    raise refusal(where, (called or {}).get(name, name), said[name], valid)
+    low = rope.low_freq_factor
+    high = rope.high_freq_factor
+    if low and high and low >= high:
+        valid = f"less than high_freq_factor, which is {high}"
+        raise refusal(where, f"{name}.low_freq_factor", low, valid)
+
+
+def _heads_fault(numbers: Numbers) -> tuple[str, str] | None:
+    """A field that does not fit the number of heads, and what would be valid; None: all fit."""
+    heads = numbers.num_attention_heads or 0
+    if heads % (numbers.num_key_value_heads or 1):
+        return "num_key_value_heads", f"a divisor of {heads}, the number of heads"
+    name = "head_dim"
+    width: float = numbers.head_dim or 2
+    if numbers.head_dim is None and heads and numbers.hidden_size:  # which the heads share
+        name = "hidden_size"
+        width = numbers.hidden_size / heads
+    if width % 2 or width > MOST_HEAD:
+        return name, f"an even width of each of {heads} heads, up to {MOST_HEAD:,}"
+    return None
+
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
 def converted(
-    said: Mapping[str, Any], kind: Any, where: str, called: Mapping[str, str] | None = None
-) -> Any:
+    fields: Mapping[str, object],
+    struct: type[Struct],
+    where: str,
+    file_names: Mapping[str, str] | None = None,
+) -> Struct:
     """Fields as a msgspec schema has them; the arguments are those of :func:`check_numbers`.
 
     Raises:
         InputError: naming the first value that is wrong, and what is valid.
     """
     try:
-        return msgspec.convert(dict(said), kind)
+        return msgspec.convert(dict(fields), struct)
     except msgspec.ValidationError as error:
         valid, _, path = str(error).partition(" - at `$.")
         name = path.rstrip("`").partition("[")[0]
-        value: Any = said
+        value: object = fields
         for part in name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else value
         valid = valid.removeprefix("Expected ").partition(", got")[0].replace("`", "")
-        raise refusal(where, (called or {}).get(name, name), value, valid) from None
+        raise refusal(where, (file_names or {}).get(name, name), value, valid) from None
 
 
 def refusal(where: str, name: str, value: object, valid: str) -> InputError:

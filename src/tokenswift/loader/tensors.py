@@ -15,10 +15,10 @@ from tokenswift.types import InputError
 
 #: types of numbers that weights are made of, as safetensors files call them
 FLOATS = {
-    "F64": torch.float64,
     "F32": torch.float32,
     "BF16": torch.bfloat16,
     "F16": torch.float16,
+    "F64": torch.float64,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }

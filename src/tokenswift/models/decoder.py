@@ -29,7 +29,7 @@ from tokenswift.kv.memory import Arena
 from tokenswift.kv.passes import Pass, Segment
 from tokenswift.loader.config import activation_of
 from tokenswift.loader.families import FAMILIES, GELU
-from tokenswift.loader.gguf import straightened
+from tokenswift.loader.gguf import unpermuted
 from tokenswift.loader.layout import EMBEDDING, HEAD, NORM, Layout, head_width, layout_of
 from tokenswift.loader.rope import AngleTable, Rotary
 from tokenswift.loader.weights import ModuleWeights, Weights, unstored
@@ -73,7 +73,9 @@ class NativeTarget(BaseTarget):
             self._weights: Weights | ModuleWeights = source
         else:
             head, embedded = attrgetter(HEAD, EMBEDDING)(source)
-            self._weights = ModuleWeights(source, layout_of(source.config, head is embedded))
+            self._weights = ModuleWeights(
+                source, layout_of(attrgetter("config")(source), head is embedded)
+            )
         self.layout = layout = self._weights.layout
         dtype: Any = source.dtype if files else attrgetter(HEAD)(source).dtype
         stand_in = torch.empty(1, 1, dtype=dtype, device=backend.device)
@@ -204,7 +206,7 @@ class NativeTarget(BaseTarget):
         }
         if found is None or part not in heads or not self.layout.family.interleaved_rope:
             return found
-        return straightened(found, heads[part])
+        return unpermuted(found, heads[part])
 
     def _norm_weight(self, name: str | None) -> Any:
         """A norm's weight for the kernels; None where the family has none."""

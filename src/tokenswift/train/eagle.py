@@ -27,7 +27,7 @@ from tokenswift.engine.llm import LLM
 from tokenswift.files import replacing
 from tokenswift.kernels.attention import rotated
 from tokenswift.kernels.formats import Q8_0
-from tokenswift.loader.gguf import straight
+from tokenswift.loader.gguf import permuted_rows
 from tokenswift.speculation.eagle.config import FEATURES, NAMES, EagleConfig
 from tokenswift.speculation.eagle.files import BASE
 from tokenswift.train.distillation import FrozenBase, Student
@@ -286,7 +286,7 @@ def _in_file_order(name: str, tensor: Tensor, config: EagleConfig) -> Tensor:
     heads = {"q": config.heads, "k": config.kv_heads}.get(name)
     if heads is None:
         return tensor
-    return torch.empty_like(tensor).index_copy(0, straight(len(tensor), heads), tensor)
+    return torch.empty_like(tensor).index_copy(0, permuted_rows(len(tensor), heads), tensor)
 
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor) -> None:

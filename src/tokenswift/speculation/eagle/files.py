@@ -21,7 +21,7 @@ from tokenswift.loader.config import positions_said
 from tokenswift.loader.find import gguf_in
 from tokenswift.loader.gguf import GgufFile, read_tensor
 from tokenswift.loader.gguf_config import positions
-from tokenswift.loader.gguf_names import CALLED
+from tokenswift.loader.gguf_names import NUMBER_KEYS
 from tokenswift.loader.schema import check_numbers, refusal
 from tokenswift.loader.tensors import Entry, dense
 from tokenswift.speculation.eagle.config import (
@@ -129,7 +129,7 @@ def _gguf(file: GgufFile, where: str) -> tuple[dict[str, object], dict[str, Entr
     if file.architecture != "eagle3":
         raise InputError(f"{where} has the architecture {file.architecture!r}; valid: eagle3")
     settings: dict[str, object] = {}
-    for name, key in CALLED.items():
+    for name, key in NUMBER_KEYS.items():
         if name in OPTIONAL:
             settings[name] = file.number(key, 0) or None
         elif "." not in name:
