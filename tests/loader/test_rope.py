@@ -113,8 +113,10 @@ def test_frequencies_are_those_of_transformers(
     """Bit for bit, from the config alone."""
     parameters = {**rope, "rope_theta": theta}
     config = AutoConfig.for_model("llama", head_dim=width, rope_parameters=parameters)
-    ours, theirs = rotary_of_config(config), LlamaRotaryEmbedding(cast("Any", config))
-    assert torch.equal(ours.single(), theirs.inv_freq) and ours.scaling == theirs.attention_scaling
+    ours = rotary_of_config(cast("Any", config))
+    theirs = LlamaRotaryEmbedding(cast("Any", config))
+    assert torch.equal(ours.single(), theirs.inv_freq)
+    assert ours.scaling == theirs.attention_scaling
 
 
 @pytest.mark.parametrize("wrong", [{"rope_theta": 1.0}, {"rope_theta": 1e4, "beta_fast": 5e-324}])
@@ -124,6 +126,7 @@ def test_positions_without_frequencies_are_refused(wrong: dict[str, Any]) -> Non
     config = completed(
         "llama", {**said, "rope_parameters": {"rope_type": "yarn", "factor": 2.0, **wrong}}
     )
+    assert config is not None
     with pytest.raises(InputError, match="rope_parameters cannot be used"):
         rotary_of_config(config)
 
@@ -217,6 +220,7 @@ def test_a_factor_of_positions_counts_once(
     own = {**tiny_model().config.to_dict(), "rope_parameters": None, "rope_theta": THETA}
     said = {name: own[name] for name in READ["llama"].defaults} | {"rope_scaling": rope}
     config = completed("llama", {**said, "max_position_embeddings": stated})
+    assert config is not None
     assert context_limit(config) == limit
     assert rotary_of_config(config).limit == limit
 

@@ -35,8 +35,9 @@ def turn_ends(tokenizer: Tokenizer | None) -> set[int]:
     except (InputError, RunError):  # a chat says what is wrong with it
         return set()
     behind = text.partition(PROBE)[2].lstrip()
-    found = [name for name in controls_of(tokenizer) if behind.startswith(name)]
-    return {controls_of(tokenizer)[max(found, key=len)]} if found else set()
+    controls = controls_of(tokenizer)
+    names = [name for name in controls if behind.startswith(name)]
+    return {controls[max(names, key=len)]} if names else set()
 
 
 def end_tokens(model: Any, tokenizer: object) -> set[int]:
@@ -44,12 +45,11 @@ def end_tokens(model: Any, tokenizer: object) -> set[int]:
     return end_ids(getattr(model, "generation_config", None), model.config, tokenizer)
 
 
-def end_ids(*sources: Any) -> set[int]:
+def end_ids(*sources: object) -> set[int]:
     """The ids that end a text, of whatever names ``eos_token_id``."""
-    found: set[int] = set()
+    ends: set[int] = set()
     for source in sources:
-        ids = getattr(source, "eos_token_id", None)
-        found.update(
-            one for one in (ids if isinstance(ids, list | tuple) else [ids]) if type(one) is int
-        )
-    return found
+        stated = getattr(source, "eos_token_id", None)
+        ids = stated if isinstance(stated, list | tuple) else [stated]
+        ends.update(end for end in ids if type(end) is int)
+    return ends

@@ -19,7 +19,7 @@ class HeadsHost:
 
     Attributes:
         base: its identity.
-        dtype, device: of the weights.
+        dtype, device: the type and the device of its weights.
         place: the folder or hub id that it was loaded from, "" where it came from a program.
     """
 

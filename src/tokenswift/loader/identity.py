@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokenswift.kernels.formats import Stored
 from tokenswift.loader.config import activation_of
@@ -36,12 +36,22 @@ from tokenswift.version import __version__
 
 # ---- digests -------------------------------------------------------------------------------------
 
-PLACES, RUN = 4, 16  # places of a weight that a digest looks at, and values at each
+#: places of a weight that a digest looks at, and values at each
+PLACES = 4
+RUN = 16
 #: parts of a config that say where a model came from or what it runs on, not what it is
-ASIDE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "_attn_implementation")
+IGNORED_FIELDS = {
+    "_attn_implementation",
+    "_name_or_path",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+}
 
 
-def digest_of(value: Any, length: int = 64, default: Any = None) -> str:
+def digest_of(
+    value: object, length: int = 64, default: Callable[[object], object] | None = None
+) -> str:
     """A SHA-256 of a JSON value, or its first ``length`` digits.
 
     Args:
@@ -67,25 +77,29 @@ def weights_digest(
     """A digest of sampled weights, by name and in the order of their names.
 
     Args:
-        dtype: the type that they are taken in; their own where all are tensors.
+        dtype: the type that they are taken in; None: each in its own, where all are tensors.
     """
-    made = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, weight in named:
-        count, kind = math.prod(weight.shape), dtype or weight.dtype  # type: ignore[union-attr]
-        starts = [(count - RUN) * part // (PLACES - 1) for part in range(PLACES)]
-        few = count <= PLACES * RUN
-        at = (
-            torch.arange(count)
-            if few
-            else torch.cat([torch.arange(start, start + RUN) for start in starts])
-        )
-        values = _taken(weight, at).to(kind).contiguous().view(torch.uint8).numpy().tobytes()
-        for part in (name.encode(), str((tuple(weight.shape), str(kind))).encode(), values):
-            made.update(part + b"\0")
-    return made.hexdigest()[:32]
+        kind = dtype
+        if kind is None:
+            kind = torch.float32 if isinstance(weight, Stored) else weight.dtype
+        sample = _sample(weight, _digest_places(math.prod(weight.shape))).to(kind)
+        digest.update(name.encode() + b"\0")
+        digest.update(str((tuple(weight.shape), str(kind))).encode() + b"\0")
+        digest.update(sample.contiguous().view(torch.uint8).numpy().tobytes() + b"\0")
+    return digest.hexdigest()[:32]
 
 
-def _taken(weight: Tensor | Stored, places: Tensor) -> Tensor:
+def _digest_places(count: int) -> Tensor:
+    """Places of a weight of so many values that a digest looks at."""
+    if count <= PLACES * RUN:
+        return torch.arange(count)
+    starts = [(count - RUN) * part // (PLACES - 1) for part in range(PLACES)]
+    return torch.cat([torch.arange(start, start + RUN) for start in starts])
+
+
+def _sample(weight: Tensor | Stored, places: Tensor) -> Tensor:
     """Values of a weight at places of its flat form, on the CPU."""
     if isinstance(weight, Stored):
         return weight.at(places)
@@ -94,23 +108,29 @@ def _taken(weight: Tensor | Stored, places: Tensor) -> Tensor:
 
 def config_digest(config: Any) -> str:
     """A digest of what a config says of a model; of a native family, of what its forward pass
-    depends on."""
-    if config.model_type in FAMILIES:
-        rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
-        rope.pop("type", None)
-        others = (activation_of(config), config.max_position_embeddings, config.eos_token_id)
-        said = {"layout": asdict(layout_of(config)), "rope": rope, "others": others}
-    else:
-        said = {k: v for k, v in config.to_dict().items() if k not in ASIDE}
-    return digest_of(said, 32, default=str)
+    depends on.
+
+    Args:
+        config: of `config.completed`, or transformers'.
+    """
+    if config.model_type not in FAMILIES:
+        fields = {
+            name: value for name, value in config.to_dict().items() if name not in IGNORED_FIELDS
+        }
+        return digest_of(fields, 32, default=str)
+    rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
+    rope.pop("type", None)
+    others = (activation_of(config), config.max_position_embeddings, config.eos_token_id)
+    parts = {"layout": asdict(layout_of(config)), "rope": rope, "others": others}
+    return digest_of(parts, 32, default=str)
 
 
 def tokenizer_digest(tokenizer: Tokenizer | None) -> str | None:
     """A digest of what a tokenizer does; None without one."""
     if tokenizer is None:
         return None
-    fast = backend_of(tokenizer)
-    return digest_of(tokenizer.get_vocab() if fast is None else fast.to_str(), 32)
+    backend = backend_of(tokenizer)
+    return digest_of(tokenizer.get_vocab() if backend is None else backend.to_str(), 32)
 
 
 def identity_of(
@@ -119,6 +139,7 @@ def identity_of(
     """What of a model decides its tokens: its type, and digests of config and sampled weights.
 
     Args:
+        config: of `config.completed`, or transformers'.
         named: its weights by name, in the order of their names.
     """
     weights = weights_digest(named, dtype)
@@ -129,33 +150,42 @@ def identity_of(
     }
 
 
-def whole(module: Any, path: str = "weight") -> Tensor:
-    """All values of a parameter, where accelerate brings them when they are needed, too."""
+def load_parameter(module: nn.Module, path: str = "weight") -> Tensor:
+    """All values of a parameter, where accelerate brings them when they are needed, too.
+
+    Args:
+        path: its name within the module.
+    """
     prefix, _, name = path.rpartition(".")
-    owner = module.get_submodule(prefix)
+    owner: Any = module.get_submodule(prefix)
     weight = owner._parameters[name]
     return owner._hf_hook.weights_map[name] if weight.device.type == "meta" else weight.detach()
 
 
-def parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
+def parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """A transformers model's parameters in the order of their names, tied ones once.
 
     Raises:
         InputError: adapters are attached to it, whose settings are no part of what is sampled.
     """
-    if attached := getattr(model, "peft_config", None):
+    adapters = getattr(model, "peft_config", None)
+    if adapters:
         raise InputError(
-            f"the model has PEFT adapters ({', '.join(map(str, attached))}); valid: {MERGED}"
+            f"the model has PEFT adapters ({', '.join(map(str, adapters))}); valid: {MERGED}"
         )
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     for path in sorted(name for name, _ in model.named_parameters() if name not in tied):
-        yield path, whole(model, path)
+        yield path, load_parameter(model, path)
 
 
 def versions() -> dict[str, str]:
     """What a run was made with."""
-    others = {"transformers": metadata.version("transformers"), "python": platform.python_version()}
-    return {"tokenswift": __version__, "torch": torch.__version__, **others}
+    return {
+        "tokenswift": __version__,
+        "torch": torch.__version__,
+        "transformers": metadata.version("transformers"),
+        "python": platform.python_version(),
+    }
 
 
 # ---- base models ---------------------------------------------------------------------------------
@@ -181,11 +211,12 @@ class BaseIdentity:
 
     def distance(self, other: BaseIdentity) -> float:
         """Relative distance of the two samples; infinite when the shapes differ."""
-        mine, theirs = ((b.hidden_size, b.vocab_size, b.sample.shape) for b in (self, other))
-        if mine != theirs:
+        if (self.hidden_size, self.vocab_size) != (other.hidden_size, other.vocab_size):
             return math.inf
-        parts = zip(self.sample.split(SAMPLE_SIZE), other.sample.split(SAMPLE_SIZE), strict=True)
-        return max(float((a - b).norm() / a.norm().clamp_min(1e-9)) for a, b in parts)
+        if self.sample.shape != other.sample.shape:
+            return math.inf
+        pairs = zip(self.sample.split(SAMPLE_SIZE), other.sample.split(SAMPLE_SIZE), strict=True)
+        return max(float((a - b).norm() / a.norm().clamp_min(1e-9)) for a, b in pairs)
 
 
 def base_of(model: Any, name: str | None = None) -> BaseIdentity:
@@ -193,8 +224,9 @@ def base_of(model: Any, name: str | None = None) -> BaseIdentity:
     layers = model.base_model.layers
     layer = layers[len(layers) // 2]
     middle = next(path for path, part in layer.named_parameters() if part.ndim == 2)
-    known = name or getattr(model.config, "_name_or_path", "") or model.config.model_type
-    return _base(str(known), whole(model.get_input_embeddings()), whole(layer, middle))
+    name = name or getattr(model.config, "_name_or_path", "") or model.config.model_type
+    embedding = load_parameter(model.get_input_embeddings())
+    return _base(str(name), embedding, load_parameter(layer, middle))
 
 
 def base_of_weights(
@@ -207,20 +239,24 @@ def base_of_weights(
         get: a weight by its name, None where there is none.
         layers: how many the model has.
     """
-    names = (EMBEDDING, f"model.layers.{layers // 2}.self_attn.q_proj.weight")
-    embedding, middle = map(get, names)
+    middle_name = f"model.layers.{layers // 2}.self_attn.q_proj.weight"
+    embedding = get(EMBEDDING)
+    middle = get(middle_name)
     if embedding is None or middle is None:
-        raise InputError(f"model {name} lacks one of the weights {', '.join(names)}")
+        raise InputError(f"model {name} lacks one of the weights {EMBEDDING}, {middle_name}")
     return _base(name, embedding, middle)
 
 
 def _base(name: str, embedding: Tensor | Stored, middle: Tensor | Stored) -> BaseIdentity:
-    steps = torch.linspace(0.02, 0.98, SAMPLE_SIZE, dtype=torch.float64)
-    parts = [
-        _taken(one, (steps * (math.prod(one.shape) - 1)).long()).float()
-        for one in (embedding, middle)
-    ]
+    shares = torch.linspace(0.02, 0.98, SAMPLE_SIZE, dtype=torch.float64)
+    samples: list[Tensor] = []
+    for weight in (embedding, middle):
+        places = (shares * (math.prod(weight.shape) - 1)).long()
+        samples.append(_sample(weight, places).float())
     vocab_size, hidden_size = embedding.shape
     return BaseIdentity(
-        os.path.basename(name.rstrip("/")) or name, hidden_size, vocab_size, torch.cat(parts)
+        name=os.path.basename(name.rstrip("/")) or name,
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        sample=torch.cat(samples),
     )

@@ -8,16 +8,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenswift.config.loading import STATED_POSITIONS, RopeScaling
+from tokenswift.loader.config import TRAINED_LENGTH
 from tokenswift.loader.families import FAMILIES, FULL, SLIDING
-from tokenswift.loader.layout import head_width
+from tokenswift.loader.layout import HeadsConfig, head_width
 from tokenswift.types import InputError
 
 #: kinds whose frequencies depend on the length of the text that a pass sees: a tree would reach a
@@ -60,9 +62,9 @@ class Rotary:
 
     def to(self, device: torch.device | str) -> Rotary:
         """The same with its frequencies on a device."""
-        return replace(
-            self, frequencies=None if self.frequencies is None else self.frequencies.to(device)
-        )
+        if self.frequencies is None:
+            return self
+        return replace(self, frequencies=self.frequencies.to(device))
 
     def angles(
         self, positions: Int[Tensor, " n"]
@@ -72,19 +74,21 @@ class Rotary:
         Raises:
             InputError: the frequencies are not known.
         """
-        found = self.single() if self.frequencies is None else self.frequencies
-        angle = positions[:, None].float() * found[..., None, :]
-        cos, sin = cos_sin(angle) if angle.device.type == "cpu" else (angle.cos(), angle.sin())
+        frequencies = self.single() if self.frequencies is None else self.frequencies
+        angle = positions[:, None].float() * frequencies[..., None, :]
+        if angle.device.type == "cpu":
+            cos, sin = cos_sin(angle)
+        else:
+            cos = angle.cos()
+            sin = angle.sin()
         if self.scaling == 1.0:
             return cos, sin
-        if isinstance(
-            self.scaling, tuple
-        ):  # as numbers: a device would be waited for that takes a tensor
-            sets = [
-                [x * by for x, by in zip(part, self.scaling, strict=True)] for part in (cos, sin)
-            ]
-            return torch.stack(sets[0]), torch.stack(sets[1])
-        return cos * self.scaling, sin * self.scaling
+        if not isinstance(self.scaling, tuple):
+            return cos * self.scaling, sin * self.scaling
+        # one by one, as numbers: a device would be waited for that takes them as a tensor
+        scaled_cos = [part * factor for part, factor in zip(cos, self.scaling, strict=True)]
+        scaled_sin = [part * factor for part, factor in zip(sin, self.scaling, strict=True)]
+        return torch.stack(scaled_cos), torch.stack(scaled_sin)
 
 
 class AngleTable:
@@ -92,13 +96,16 @@ class AngleTable:
     computed once.
 
     They are taken out by numpy: torch would start its threads for these few numbers, which then
-        spin beside
-    ours. On an accelerator nobody waits for the positions to come here.
+    spin beside ours. On an accelerator nobody waits for the positions to come here.
+
+    Args:
+        rotary: of the model.
     """
 
     def __init__(self, rotary: Rotary) -> None:
         self.rotary = rotary
-        self._known: tuple[Any, Any] = (None, None)  # (sets, m, half) arrays each, or (m, half)
+        # cosines and sines, (sets, m, half) or (m, half) each; None: none are known yet
+        self._known: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
 
     def at(
         self, positions: Int[Tensor, " n"]
@@ -106,16 +113,24 @@ class AngleTable:
         """See :meth:`Rotary.angles`."""
         if positions.device.type != "cpu":
             return self.rotary.angles(positions)
-        at, (cos, sin) = positions.numpy(), self._known
-        known = 0 if cos is None else cos.shape[-2]
-        if known <= (newest := int(at.max())):
-            more = torch.arange(known, (newest // BLOCK + 1) * BLOCK)
-            made = [part.numpy() for part in self.rotary.angles(more)]
-            if cos is not None:
-                made = [np.concatenate(pair, -2) for pair in zip((cos, sin), made, strict=True)]
-            self._known = made[0], made[1]
-        cos, sin = self._known
-        return torch.from_numpy(cos.take(at, -2)), torch.from_numpy(sin.take(at, -2))
+        places = positions.numpy()
+        cos, sin = self._up_to(int(places.max()))
+        return torch.from_numpy(cos.take(places, -2)), torch.from_numpy(sin.take(places, -2))
+
+    def _up_to(self, newest: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Cosines and sines of all positions up to one."""
+        count = 0 if self._known is None else self._known[0].shape[-2]
+        if self._known is not None and newest < count:
+            return self._known
+        more = torch.arange(count, (newest // BLOCK + 1) * BLOCK)
+        more_cos, more_sin = self.rotary.angles(more)
+        cos: NDArray[np.float32] = more_cos.numpy()
+        sin: NDArray[np.float32] = more_sin.numpy()
+        if self._known is not None:
+            cos = np.concatenate((self._known[0], cos), -2)
+            sin = np.concatenate((self._known[1], sin), -2)
+        self._known = (cos, sin)
+        return self._known
 
 
 #: π / 2 in three parts; the first two have so few bits that their products with quarter turns are
@@ -130,29 +145,28 @@ def cos_sin(angle: Float[Tensor, "*s"]) -> tuple[Float[Tensor, "*s"], Float[Tens
     torch and of systems' libraries are not.
     """
     x = angle.double().numpy()
-    turns = np.rint(x * (2 / math.pi))
+    turns = np.rint(x * (2 / math.pi))  # quarters of a circle
     r = ((x - turns * _QUARTER[0]) - turns * _QUARTER[1]) - turns * _QUARTER[2]
     z = r * r
-    sin, cos = np.ones_like(r), np.ones_like(r)
+    sin = np.ones_like(r)
+    cos = np.ones_like(r)
     for n in range(17, 1, -2):  # their series; the next terms are below 1e-18
         sin = 1 - sin * z / (n * (n - 1))
         cos = 1 - cos * z / ((n - 1) * (n - 2))
     sin = r * sin
     quarter = turns.astype(np.int64) & 3
-    odd = (quarter & 1).astype(bool)
-    found = (np.where(odd, sin, cos), np.where(odd, cos, sin))
-    signs = (
-        np.where((quarter == 1) | (quarter == 2), -1.0, 1.0),
-        np.where(quarter >= 2, -1.0, 1.0),
+    is_odd = (quarter & 1).astype(bool)
+    cos_sign = np.where((quarter == 1) | (quarter == 2), -1.0, 1.0)
+    sin_sign = np.where(quarter >= 2, -1.0, 1.0)
+    full_cos = np.where(is_odd, sin, cos) * cos_sign
+    full_sin = np.where(is_odd, cos, sin) * sin_sign
+    return (
+        torch.from_numpy(full_cos.astype(np.float32)),
+        torch.from_numpy(full_sin.astype(np.float32)),
     )
-    made = [
-        torch.from_numpy((value * sign).astype(np.float32))
-        for value, sign in zip(found, signs, strict=True)
-    ]
-    return made[0], made[1]
 
 
-def context_limit(config: Any) -> int | None:
+def context_limit(config: object) -> int | None:
     """The number of positions that a transformers config allows, its own scaling included; None: no
     limit.
 
@@ -164,11 +178,14 @@ def context_limit(config: Any) -> int | None:
     rope = getattr(config, "rope_parameters", None) or {}
     if limit is None or rope.get("rope_type") != "yarn" or getattr(config, "counts_factor", False):
         return limit
-    original = rope.get("original_max_position_embeddings") or limit
+    original = rope.get(TRAINED_LENGTH) or limit
     return max(limit, int(original * rope.get("factor", 1)))
 
 
-def scaled_config(config: Any, scaling: RopeScaling | None) -> Any:
+C = TypeVar("C")
+
+
+def scaled_config(config: C, scaling: RopeScaling | None) -> C:
     """The config with YaRN by a factor: a copy, or the config itself where nothing changes.
 
     A config with YaRN of its own keeps its parameters; its factor is multiplied.
@@ -179,35 +196,31 @@ def scaled_config(config: Any, scaling: RopeScaling | None) -> Any:
     limit = getattr(config, "max_position_embeddings", None)
     if scaling is None or limit is None:
         return config
-    least = max(1.0, STATED_POSITIONS / (context_limit(config) or limit))
-    factor = scaling.factor or 2.0 ** math.ceil(math.log2(least))
+    at_least = max(1.0, STATED_POSITIONS / (context_limit(config) or limit))
+    factor = scaling.factor or 2.0 ** math.ceil(math.log2(at_least))
     if factor == 1:
         return config
-    parameters = dict(getattr(config, "rope_parameters", None) or {})
-    kind = parameters.get("rope_type", "default")
-    if kind not in ("default", "yarn") or any(
-        isinstance(value, dict) for value in parameters.values()
-    ):
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    kind = rope.get("rope_type", "default")
+    by_layer = any(isinstance(value, dict) for value in rope.values())
+    if kind not in ("default", "yarn") or by_layer:
         raise InputError(
-            f"rope_scaling yarn does not fit this model, which already scales its positions "
-            f"({kind}); "
-            "valid: none"
+            "rope_scaling yarn does not fit this model, which already scales its positions "
+            f"({kind}); valid: none"
         )
-    original = parameters.get("original_max_position_embeddings") or limit
-    total = float(factor) * parameters.get("factor", 1.0)
+    original = rope.get(TRAINED_LENGTH) or limit
+    total = float(factor) * rope.get("factor", 1.0)
     extended = original * total
     if getattr(config, "counts_factor", False):
         extended = limit * float(factor)
-    parameters |= {
-        "rope_type": "yarn",
-        "factor": total,
-        "original_max_position_embeddings": original,
-    }
-    parameters.pop(
-        "attention_factor", None
-    )  # it belongs to the old factor; without it YaRN computes its own
-    scaled = copy.deepcopy(config)
-    scaled.rope_parameters, scaled.max_position_embeddings = parameters, int(extended)
+    rope["rope_type"] = "yarn"
+    rope["factor"] = total
+    rope[TRAINED_LENGTH] = original
+    # belongs to the old factor; without it YaRN computes its own
+    rope.pop("attention_factor", None)
+    scaled: Any = copy.deepcopy(config)
+    scaled.rope_parameters = rope
+    scaled.max_position_embeddings = int(extended)
     return scaled
 
 
@@ -219,30 +232,38 @@ def rotary_of(model: Any, scaling: RopeScaling | None = None) -> Rotary:
         InputError: a kind that depends on the text's length, or one that YaRN does not fit.
     """
     rope = getattr(model.config, "rope_parameters", None) or {}
-    for kind in (
-        part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, Mapping)
-    ):
+    for part in (rope, *rope.values()):
+        kind = part.get("rope_type") if isinstance(part, Mapping) else None
         if kind in BY_LENGTH:
             raise InputError(
                 f"the model's rotary embedding is of type {kind}, whose frequencies change with "
-                f"the length "
-                f"of the text; valid: {', '.join(KINDS)}"
+                f"the length of the text; valid: {', '.join(KINDS)}"
             )
     if model.config.model_type in FAMILIES and FULL in rope:
         return rotary_of_config(model.config, scaling)
-    config, module = scaled_config(model.config, scaling), model.model.rotary_emb
+    config = scaled_config(model.config, scaling)
+    module = model.model.rotary_emb
     if config is not model.config:
         module = type(module)(config=config).to(module.inv_freq.device)
     frequencies = getattr(module, "inv_freq", None)
     if frequencies is not None:
         frequencies = frequencies.detach().float().clone()
-    return Rotary(
-        frequencies, float(getattr(module, "attention_scaling", 1.0)), context_limit(config), config
-    )
+    factor = float(getattr(module, "attention_scaling", 1.0))
+    return Rotary(frequencies, factor, context_limit(config), config)
+
+
+class RopeConfig(HeadsConfig, Protocol):
+    """A config of a native family, of `config.completed` or transformers', as far as positions
+    depend on it."""
+
+    @property
+    def rope_parameters(self) -> Mapping[str, Any]:
+        """Positions by the names of transformers' configs."""
+        ...
 
 
 def rotary_of_config(
-    config: Any, scaling: RopeScaling | None = None, double: bool = False
+    config: RopeConfig, scaling: RopeScaling | None = None, double: bool = False
 ) -> Rotary:
     """The rotary positions of a native family's model from its config alone, without modelling
     code; bit for bit those that transformers computes.
@@ -257,54 +278,67 @@ def rotary_of_config(
     config = scaled_config(config, scaling)
     rope = config.rope_parameters
     width = head_width(config)
-    parts = [rope[kind] for kind in (FULL, SLIDING)] if FULL in rope else [rope]
-    found = [_frequencies(part, width, double) for part in parts]
-    if len(found) == 1:
-        return Rotary(*found[0], context_limit(config), config)
-    sets, factors = zip(*found, strict=True)
-    return Rotary(torch.stack(sets), factors, context_limit(config), config)
+    limit = context_limit(config)
+    if FULL not in rope:
+        frequencies, factor = _frequencies(rope, width, double)
+        return Rotary(frequencies, factor, limit, config)
+    full, full_factor = _frequencies(rope[FULL], width, double)
+    sliding, sliding_factor = _frequencies(rope[SLIDING], width, double)
+    frequencies = torch.stack((full, sliding))
+    return Rotary(frequencies, (full_factor, sliding_factor), limit, config)
 
 
 def _frequencies(rope: Mapping[str, Any], width: int, double: bool) -> tuple[Tensor, float]:
     """Frequencies of a set of parameters, (d / 2,) float32, and the factor of cosines and sines."""
-    kind, theta, factor = rope["rope_type"], rope["rope_theta"], 1.0
+    kind = rope["rope_type"]
+    theta = rope["rope_theta"]
+    if kind == "yarn":
+        return _yarn(rope, width)
     if kind == "default" and double:
-        powers = torch.tensor(
-            [float(theta) ** (place / width) for place in range(0, width, 2)]
-        ).float()
+        exponents = [place / width for place in range(0, width, 2)]
+        powers = torch.tensor([float(theta) ** exponent for exponent in exponents]).float()
     else:
         powers = theta ** (torch.arange(0, width, 2).float() / width)
-    found = 1.0 / powers
+    frequencies = 1.0 / powers
+    if kind == "default":
+        return frequencies, 1.0
     if kind == "linear":
-        found /= rope["factor"]
-    elif kind == "llama3":
-        found = _llama3(found, rope)
-    elif kind == "yarn":
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+        return frequencies / rope["factor"], 1.0
+    if kind == "llama3":
+        return _llama3(frequencies, rope), 1.0
+    raise InputError(f"the model's rotary embedding is of type {kind!r}; valid: {', '.join(KINDS)}")
 
-        given: Any = SimpleNamespace(rope_parameters=rope, head_dim=width, hidden_size=width)
-        given.num_attention_heads, given.standardize_rope_params = 1, lambda: None
-        try:
-            found, factor = ROPE_INIT_FUNCTIONS["yarn"](given, torch.device("cpu"))
-        except ArithmeticError as error:  # a theta of 1, or turns beyond floats
-            raise InputError(
-                f"the model's rope_parameters cannot be used ({error}); valid: those of a "
-                f"working checkpoint"
-            ) from error
-    elif kind != "default":
+
+def _yarn(rope: Mapping[str, Any], width: int) -> tuple[Tensor, float]:
+    """YaRN's frequencies and factor, by transformers' own function."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config: Any = SimpleNamespace(
+        rope_parameters=rope,
+        head_dim=width,
+        hidden_size=width,
+        num_attention_heads=1,
+        standardize_rope_params=lambda: None,
+    )
+    try:
+        return ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    except ArithmeticError as error:  # a theta of 1, or turns beyond floats
         raise InputError(
-            f"the model's rotary embedding is of type {kind!r}; valid: {', '.join(KINDS)}"
-        )
-    return found, factor
+            f"the model's rope_parameters cannot be used ({error}); valid: those of a working "
+            "checkpoint"
+        ) from error
 
 
 def _llama3(frequencies: Tensor, rope: Mapping[str, Any]) -> Tensor:
     """Llama 3's: slow pairs are divided by a factor, fast ones are left, those between are
     mixed."""
-    factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
-    trained = rope["original_max_position_embeddings"]
+    factor = rope["factor"]
+    low = rope["low_freq_factor"]
+    high = rope["high_freq_factor"]
+    trained = rope[TRAINED_LENGTH]
     length = 2 * math.pi / frequencies  # positions until a pair comes round
-    slow, fast = length > trained / low, length < trained / high
+    slow = length > trained / low
+    fast = length < trained / high
     divided = torch.where(slow, frequencies / factor, frequencies)
     share = (trained / length - low) / (high - low)
     mixed = (1 - share) * divided / factor + share * divided

@@ -23,7 +23,7 @@ from tokenswift.kernels.base import Backend
 from tokenswift.kernels.batch import check_ids
 from tokenswift.kv.passes import Pass, Segment
 from tokenswift.loader.errors import refused_as
-from tokenswift.loader.identity import whole
+from tokenswift.loader.identity import load_parameter
 from tokenswift.loader.rope import Rotary
 from tokenswift.models.base import BaseTarget
 from tokenswift.types import InputError
@@ -260,7 +260,7 @@ class GenericTarget(BaseTarget):
         return shaped_logits(logits.to(self.device), self.config).float()
 
     def _head_rows(self, ids: Tensor) -> Tensor:
-        weight = whole(self.lm_head)
+        weight = load_parameter(self.lm_head)
         return weight[ids.to(weight.device)].to(self.device)
 
     @torch.inference_mode()

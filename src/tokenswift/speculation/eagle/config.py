@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from tokenswift.kernels.formats import Stored
+from tokenswift.loader.config import ModelConfig
 from tokenswift.loader.rope import Rotary, rotary_of_config
 
 #: layers of the target that features are taken of
@@ -125,8 +125,10 @@ class EagleConfig:
 
     def rotary(self) -> Rotary:
         """The drafter's own rotary positions."""
-        config = SimpleNamespace(
+        config = ModelConfig(
             rope_parameters=dict(self.rope),
+            hidden_size=self.hidden,
+            num_attention_heads=self.heads,
             head_dim=self.head_dim,
             max_position_embeddings=None,
         )
