@@ -25,12 +25,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.common import fill, median, pass_times
+from benchmarks.words import Measured
 from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.plan import ROW_COUNTS
 from tokenswift.kernels.cuda.products import counts_that_keep_bits, cublas, padded, set_blas_flags
@@ -40,8 +40,10 @@ from tokenswift.loader.rope import Rotary
 from tokenswift.models.decoder import NativeTarget
 
 NO_CARD = 3  # exit code
-WIDTH, GROUPED = 128, 4  # dimensions of a head; query heads to a KV head
-CONTEXTS, ROWS = (8_192, 32_768, 100_000), (1, 16, 64)
+HEAD_WIDTH = 128  # dimensions of a head
+HEADS_PER_KV_HEAD = 4
+CONTEXTS = (8_192, 32_768, 100_000)
+ROWS = (1, 16, 64)
 RUNS = 20
 
 
@@ -49,28 +51,32 @@ class Rows:
     """The file of rows.
 
     Args:
-        folder: that it is in.
-        seconds: that measuring may take.
+        folder: where it is.
+        seconds: how long measuring may take.
+
+    Attributes:
+        failed: measurements that ended with an error.
     """
 
     def __init__(self, folder: Path, seconds: float) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file, self._end = folder / "card.jsonl", time.monotonic() + seconds
+        self._file = folder / "card.jsonl"
+        self._end = time.monotonic() + seconds
         self.failed = 0
 
     @contextmanager
-    def one(self, **fields: Any) -> Iterator[dict[str, Any]]:
+    def measurement(self, **fields: object) -> Iterator[Measured]:
         """A measurement: its row has what is put into the dictionary, or why there is nothing."""
         if time.monotonic() > self._end:
             print("no time left", flush=True)
             raise SystemExit(1)
-        found: dict[str, Any] = {}
+        row: Measured = {}
         try:
-            yield found
+            yield row
         except Exception as error:  # whatever a card, its driver or a compiler says
-            found = {"error": " ".join(str(error).split())[:300] or type(error).__name__}
+            row = {"error": " ".join(str(error).split())[:300] or type(error).__name__}
             self.failed += 1
-        line = json.dumps(fields | found, default=str)
+        line = json.dumps(fields | row, default=str)
         with self._file.open("a") as file:
             file.write(line + "\n")
         print(line, flush=True)
@@ -78,17 +84,29 @@ class Rows:
             torch.cuda.empty_cache()
 
 
-class Drawn:
+class DrawnWeights:
     """Weights drawn on a device in the shape of an 8B Llama (as `loader.weights.Weights`)."""
 
     copies = False
 
-    def __init__(self, device: torch.device, args: argparse.Namespace) -> None:
-        layers, width, self.device = args.layers, args.width, device
+    def __init__(self, device: torch.device, options: argparse.Namespace) -> None:
+        self.device = device
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        heads = width // WIDTH
-        sizes = (args.vocabulary, width, width * 7 // 2, layers, heads, heads // GROUPED, WIDTH)
-        self.layout = Layout("llama", *sizes, 1e-5, WIDTH**-0.5, (0,) * layers, False)
+        heads = options.width // HEAD_WIDTH
+        self.layout = Layout(
+            model_type="llama",
+            vocab_size=options.vocabulary,
+            hidden_size=options.width,
+            intermediate_size=options.width * 7 // 2,
+            num_hidden_layers=options.layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads // HEADS_PER_KV_HEAD,
+            head_dim=HEAD_WIDTH,
+            eps=1e-5,
+            scale=HEAD_WIDTH**-0.5,
+            windows=(0,) * options.layers,
+            tied=False,
+        )
         self._shapes = self.layout.shapes()
 
     def get(self, name: str) -> Tensor | None:
@@ -106,8 +124,8 @@ def library(states: Tensor, weight: Tensor) -> Tensor:
 
 
 def microseconds(works: Sequence[Callable[[], object]], device: torch.device) -> float:
-    """Of one of several pieces of work of a kind, in one graph: as many as outgrow what a card
-    caches."""
+    """Time of one of several pieces of work of a kind, in one graph: as many as outgrow what a card
+    caches; 0 on a CPU."""
     for work in works:
         work()
     if device.type == "cpu":
@@ -118,15 +136,16 @@ def microseconds(works: Sequence[Callable[[], object]], device: torch.device) ->
         for _ in range(4):
             for work in works:
                 work()
-    taken: list[float] = []
+    times: list[float] = []
     for _ in range(7):
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begun.record()
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        start.record()
         graph.replay()
-        ended.record()
+        end.record()
         torch.cuda.synchronize()
-        taken.append(1e3 * begun.elapsed_time(ended) / (4 * len(works)))
-    return round(min(taken[1:]), 2)
+        times.append(1e3 * start.elapsed_time(end) / (4 * len(works)))
+    return round(min(times[1:]), 2)
 
 
 def versions(rows: Rows, device: torch.device) -> None:
@@ -134,50 +153,59 @@ def versions(rows: Rows, device: torch.device) -> None:
     import transformers
     import triton
 
-    with rows.one(what="versions") as found:
-        found |= {
+    with rows.measurement(what="versions") as row:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
+        row |= {
             "torch": torch.__version__,
             "triton": triton.__version__,
             "python": sys.version.split()[0],
+            "transformers": transformers.__version__,
+            "commit": commit.stdout.strip() or None,
         }
-        found["transformers"] = transformers.__version__
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
-        found["commit"] = commit.stdout.strip() or None
         if device.type == "cuda":
-            found["properties"] = str(torch.cuda.get_device_properties(device))
+            row["properties"] = str(torch.cuda.get_device_properties(device))
     if device.type == "cpu":
         return
     from tokenswift.kernels.cuda.check import open_backend
 
-    with rows.one(what="check at loading") as found:
-        begun = time.monotonic()
-        made = open_backend(device)
-        found["seconds"] = round(time.monotonic() - begun, 1)
-        found["found"] = made if isinstance(made, str) else "works"
-        if isinstance(made, CudaBackend):
-            found |= {"equal_bits": made.equal_bits, "records": made.records, "build": made.build}
+    with rows.measurement(what="check at loading") as row:
+        start = time.monotonic()
+        backend = open_backend(device)
+        row["seconds"] = round(time.monotonic() - start, 1)
+        row["found"] = backend if isinstance(backend, str) else "works"
+        if isinstance(backend, CudaBackend):
+            row["equal_bits"] = backend.equal_bits
+            row["records"] = backend.records
+            row["build"] = backend.build
 
 
 def copying(rows: Rows, device: torch.device) -> float:
     """Bytes a second that a copy reads and writes: what the rest is compared with."""
     speed = 1.0
-    with rows.one(what="copy") as found:
+    with rows.measurement(what="copy") as row:
         size = 1 << (30 if device.type == "cuda" else 20)
         source = torch.empty(size, dtype=torch.uint8, device=device)
         into = torch.empty_like(source)
         taken = microseconds([partial(into.copy_, source)], device)
         speed = 2e6 * size / taken if taken else 1.0
-        found |= {"us": taken, "gb_s": round(speed / 1e9)}
+        row |= {"us": taken, "gb_s": round(speed / 1e9)}
     return speed
 
 
-def products(rows: Rows, device: torch.device, args: argparse.Namespace) -> None:
+def products(rows: Rows, device: torch.device, options: argparse.Namespace) -> None:
     """Of each weight of an 8B model: the row counts at which rows keep their bits, and
     microseconds."""
-    width, inner = args.width, args.width * 7 // 2
-    shapes = [(width * 3 // 2, width), (width, width), (2 * inner, width), (width, inner)]
-    for outputs, columns in (*shapes, (args.vocabulary, width)):
-        with rows.one(what="product", outputs=outputs, inner=columns) as found:
+    width = options.width
+    inner = width * 7 // 2
+    shapes = [
+        (width * 3 // 2, width),
+        (width, width),
+        (2 * inner, width),
+        (width, inner),
+        (options.vocabulary, width),
+    ]
+    for outputs, columns in shapes:
+        with rows.measurement(what="product", outputs=outputs, inner=columns) as row:
             dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
             size = 2 * outputs * columns
             copies = max(1, min(8, (200 << 20) // size))
@@ -185,30 +213,31 @@ def products(rows: Rows, device: torch.device, args: argparse.Namespace) -> None
                 torch.empty(outputs, columns, device=device, dtype=dtype).normal_()
                 for _ in range(copies)
             ]
-            found["keeps_bits_at"] = counts_that_keep_bits(library, weights[0])
+            row["keeps_bits_at"] = counts_that_keep_bits(library, weights[0])
             for count in ROW_COUNTS:
                 states = torch.randn(count, columns, device=device).to(dtype)
                 taken = microseconds(
                     [partial(library, states, weight) for weight in weights], device
                 )
-                found |= {
+                row |= {
                     f"us_{count}": taken,
                     f"gb_s_{count}": round(size / taken / 1e3) if taken else None,
                 }
             alone = padded(library, states[:1], weights[0])
-            found["one_row_in_16_and_64"] = torch.equal(
+            row["one_row_in_16_and_64"] = torch.equal(
                 alone, padded(library, states[:64], weights[0])[:1]
             )
 
 
 def attention(rows: Rows, backend: CudaBackend, target: NativeTarget, context: int) -> None:
     """Bytes a second of keys and values, of passes of few rows over a context."""
-    shape, device = target.body.shape, target.device
+    shape = target.body.shape
+    device = target.device
     cache = target.backend.new_cache(4, shape.kv_heads, shape.width, context + 64, shape.keys)
     fill(cache, context)
     size = 2 * context * shape.kv_heads * shape.width * shape.keys.itemsize
     for count in ROWS:
-        with rows.one(what="attention", context=context, rows=count) as found:
+        with rows.measurement(what="attention", context=context, rows=count) as row:
             numbers = torch.arange(count)
             batch = backend.batch(
                 [Segment(numbers, numbers, cache, list(range(-1, count - 1)))], shape
@@ -218,57 +247,95 @@ def attention(rows: Rows, backend: CudaBackend, target: NativeTarget, context: i
             )
             works = [lambda n=n: backend.ops.attend(batch, query, n, shape, 0) for n in range(4)]
             taken = microseconds(works, device)
-            found |= {"us": taken, "gb_s": round(size / taken / 1e3) if taken else None}
+            row |= {"us": taken, "gb_s": round(size / taken / 1e3) if taken else None}
 
 
-def passes(
-    rows: Rows, backend: CudaBackend, target: NativeTarget, context: int, speed: float
-) -> None:
-    """Passes over a context, logits included, against one reading of weights and cache; and their
-    bits."""
-    one, runs = 0.0, RUNS if target.device.type == "cuda" else 1
+def passes(rows: Rows, target: NativeTarget, context: int, speed: float) -> None:
+    """Passes over a context, logits included, against one reading of weights and cache."""
+    one_row_ms = 0.0
+    runs = RUNS if target.device.type == "cuda" else 1
     for count in ROWS:
-        with rows.one(what="pass", context=context, rows=count) as found:
-            taken = pass_times(target, context, count, runs)
-            ms = median(taken)
-            one = one or ms
+        with rows.measurement(what="pass", context=context, rows=count) as row:
+            times = pass_times(target, context, count, runs)
+            ms = median(times)
+            one_row_ms = one_row_ms or ms
             least = 1e3 * (target.weight_bytes + context * target.kv_bytes) / speed
-            found |= {
+            row |= {
                 "ms": ms,
-                "least_ms": round(min(taken), 4),
-                "over_one_row": round(ms / one, 3),
+                "least_ms": round(min(times), 4),
+                "over_one_row": round(ms / one_row_ms, 3),
             }
-            found |= {"over_reading_once": round(ms / least, 3), "runs": runs}
-    with rows.one(what="eager pass", context=context, rows=1) as found:
+            row |= {"over_reading_once": round(ms / least, 3), "runs": runs}
+
+
+def eager_pass(rows: Rows, backend: CudaBackend, target: NativeTarget, context: int) -> None:
+    """A pass of one row that is not recorded before."""
+    runs = RUNS if target.device.type == "cuda" else 1
+    with rows.measurement(what="eager pass", context=context, rows=1) as row:
         backend.records = False
         try:
-            found["ms"] = median(pass_times(target, context, 1, runs))
+            row["ms"] = median(pass_times(target, context, 1, runs))
         finally:
             backend.records = True
-    with rows.one(what="bits", context=context) as found:
+
+
+def bits(rows: Rows, backend: CudaBackend, target: NativeTarget, context: int) -> None:
+    """Whether rows have the same bits in a chain, in a tree, alone, and in a recorded pass."""
+    with rows.measurement(what="bits", context=context) as row:
         cache = target.new_cache(context + 64)
         fill(cache, context)
         tokens = torch.randint(target.vocab_size, (16,), generator=torch.Generator().manual_seed(1))
 
         def hidden(parents: list[int], ids: Tensor) -> Tensor:
             depths = [0] * len(parents)
-            for row, parent in enumerate(parents):
-                depths[row] = depths[parent] + 1 if parent >= 0 else 0
+            for node, parent in enumerate(parents):
+                depths[node] = depths[parent] + 1 if parent >= 0 else 0
             return target.forward(ids, context + torch.tensor(depths), cache, parents).hidden
 
         chain = hidden(list(range(-1, 15)), tokens)
         tree = hidden([-1, 0, 0, 2, 2], tokens[[0, 5, 1, 6, 2]])  # with wrong branches
-        found["tree_is_chain"] = torch.equal(tree[[0, 2, 4]], chain[:3])
-        found["one_row_is_first_of_16"] = torch.equal(hidden([-1], tokens[:1]), chain[:1])
+        row["tree_is_chain"] = torch.equal(tree[[0, 2, 4]], chain[:3])
+        row["one_row_is_first_of_16"] = torch.equal(hidden([-1], tokens[:1]), chain[:1])
         backend.records = False
         try:
-            found["graph_is_eager"] = torch.equal(hidden(list(range(-1, 15)), tokens), chain)
+            row["graph_is_eager"] = torch.equal(hidden(list(range(-1, 15)), tokens), chain)
         finally:
             backend.records = True
 
 
-def main() -> int:
-    """Measure."""
+def open_target(
+    rows: Rows, device: torch.device, options: argparse.Namespace
+) -> tuple[CudaBackend, NativeTarget] | None:
+    """A backend and a model of drawn weights; None where there is no room for it, or another
+    error."""
+    opened = None
+    with rows.measurement(what="model") as row:
+        backend = CudaBackend(device, product=library)
+        frequencies = 500_000.0 ** -(torch.arange(0, HEAD_WIDTH, 2, device=device) / HEAD_WIDTH)
+        rotary = Rotary(
+            frequencies=frequencies.float(), scaling=1.0, limit=None, config=SimpleNamespace()
+        )
+        target = NativeTarget(DrawnWeights(device, options), backend, rotary)
+        row["weight_bytes"] = target.weight_bytes
+        opened = (backend, target)
+    return opened
+
+
+def prompt(rows: Rows, target: NativeTarget, length: int) -> None:
+    """Tokens a second of a prompt, the second time that it is read."""
+    with rows.measurement(what="prompt", tokens=length) as row:
+        seconds = 0.0
+        for _ in range(2):
+            start = time.monotonic()
+            target.prefill([5] * length, target.new_cache(length))
+            torch.cuda.synchronize()
+            seconds = time.monotonic() - start
+        row["seconds"] = round(seconds, 3)
+        row["tokens_a_second"] = round(length / seconds)
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line's options."""
     parser = argparse.ArgumentParser(description="ten minutes of facts on a card")
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=600)
@@ -279,37 +346,33 @@ def main() -> int:
     parser.add_argument(
         "--contexts", type=lambda text: [int(n) for n in text.split(",")], default=CONTEXTS
     )
-    args = parser.parse_args()
-    if args.device != "cpu" and not torch.cuda.is_available():
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure."""
+    options = parse_options()
+    if options.device != "cpu" and not torch.cuda.is_available():
         print("no card is here", flush=True)
         return NO_CARD
-    rows, device = Rows(args.results, args.seconds), torch.device(args.device)
+    rows = Rows(options.results, options.seconds)
+    device = torch.device(options.device)
     if device.type == "cuda":
         set_blas_flags()
     with torch.inference_mode():
         versions(rows, device)
         speed = copying(rows, device)
-        products(rows, device, args)
-        made: dict[str, Any] = {}
-        with rows.one(what="model") as found:
-            backend = CudaBackend(device, product=library)
-            frequencies = 500_000.0 ** -(torch.arange(0, WIDTH, 2, device=device) / WIDTH)
-            rotary = Rotary(frequencies.float(), 1.0, None, SimpleNamespace())
-            made["target"] = NativeTarget(Drawn(device, args), backend, rotary)
-            found["weight_bytes"] = made["target"].weight_bytes
-        if not made:
+        products(rows, device, options)
+        opened = open_target(rows, device, options)
+        if opened is None:
             return 1
-        for context in args.contexts:
-            attention(rows, backend, made["target"], context)
-            passes(rows, backend, made["target"], context, speed)
-        with rows.one(what="prompt", tokens=args.contexts[0]) as found:
-            target, tokens = made["target"], [5] * args.contexts[0]
-            for _ in range(2):
-                begun = time.monotonic()
-                target.prefill(tokens, target.new_cache(len(tokens)))
-                torch.cuda.synchronize()
-                taken = time.monotonic() - begun
-            found |= {"seconds": round(taken, 3), "tokens_a_second": round(len(tokens) / taken)}
+        backend, target = opened
+        for context in options.contexts:
+            attention(rows, backend, target, context)
+            passes(rows, target, context, speed)
+            eager_pass(rows, backend, target, context)
+            bits(rows, backend, target, context)
+        prompt(rows, target, options.contexts[0])
     return 1 if rows.failed else 0
 
 

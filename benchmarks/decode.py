@@ -13,6 +13,7 @@ from dataclasses import astuple, dataclass, fields
 from itertools import pairwise
 
 from benchmarks.common import PLAIN, Options, Trial
+from benchmarks.settings import Config
 from benchmarks.words import Measured
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.engine.llm import LLM
@@ -152,6 +153,16 @@ def figures(plain: Side, variant: Side, point: int) -> dict[str, float]:
     return {name: round(value, 6) for name, value in values.items()}
 
 
+def split_length(config: Config) -> tuple[int, list[int]]:
+    """Tokens of the prompt, and the numbers of new tokens at which figures are taken."""
+    length = config["prefill"]
+    points = config["points"]
+    if "measured" not in config:
+        return length, points
+    new = min(config["measured"], points[-1])  # all before them is prompt
+    return length + points[-1] - new, [new]
+
+
 def decode(trial: Trial, keep_text: bool = False) -> Measured:
     """A strategy beside plain decoding.
 
@@ -160,13 +171,7 @@ def decode(trial: Trial, keep_text: bool = False) -> Measured:
     """
     config = trial.config
     points = config["points"]
-    length = config["prefill"]
-    measured_points = list(points)
-    by_text = "measured" in config
-    if "measured" in config:  # the last tokens of the length are generated, all before are prompt
-        new = min(config["measured"], points[-1])
-        length = length + points[-1] - new
-        measured_points = [new]
+    length, measured_points = split_length(config)
     prompt = trial.prompt(length)
     base = trial.llm.prefill(prompt.ids)
     options = trial.options
@@ -184,7 +189,7 @@ def decode(trial: Trial, keep_text: bool = False) -> Measured:
     row: Measured = {
         "prompt": prompt.about,
         "context": f"{len(prompt.ids)} tokens prefilled, {measured_points[-1]} generated",
-        "reached": "by prefilled text" if by_text else "by generating",
+        "reached": "by prefilled text" if "measured" in config else "by generating",
         "prefill_seconds": round(base.seconds, 4),
         "lossless": options.get("acceptance", "exact") == "exact",
         "identical": plain.tokens == variant.tokens,

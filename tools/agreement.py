@@ -30,8 +30,10 @@ from tokenswift.train.eagle import EagleStudent
 from tokenswift.train.heads import HeadsStudent
 from tokenswift.train.store import HiddenStore, held_out
 
-WARMTH, DEPTHS, SHARE = 0.7, 3, 0.06  # SHARE: what training held out
-MARK = 3  # tokens that end a prompt: where the answer begins
+TEMPERATURE = 0.7
+DEPTHS = 3
+HELD_OUT = 0.06  # share of the texts that training held out
+PROMPT_END = 3  # tokens that end a prompt: where the answer begins
 
 
 def student_of(llm: LLM, file: str) -> tuple[Student, torch.Tensor]:
@@ -42,45 +44,57 @@ def student_of(llm: LLM, file: str) -> tuple[Student, torch.Tensor]:
             torch.arange(llm.target.vocab_size) if heads.frequent is None else heads.frequent.long()
         )
         return HeadsStudent(heads), named
-    found = load_eagle(file, llm.target.config)
-    if found.d2t is None:
+    drafter = load_eagle(file, llm.target.config)
+    if drafter.d2t is None:
         sys.exit(f"{file} names all tokens; valid: a drafter by tokenswift train")
-    weights = {name: unstored(weight, torch.float32) for name, weight in found.tensors.items()}
-    return EagleStudent(found.config, weights, DEPTHS).eval(), found.d2t
+    weights = {name: unstored(weight, torch.float32) for name, weight in drafter.tensors.items()}
+    return EagleStudent(drafter.config, weights, DEPTHS).eval(), drafter.d2t
+
+
+def answer_start(tokens: list[int], prompt_end: list[int]) -> int:
+    """Where a text's answer begins: behind the first end of a prompt; at its end without one."""
+    for place in range(len(tokens)):
+        if tokens[place : place + PROMPT_END] == prompt_end:
+            return place + PROMPT_END
+    return len(tokens)
+
+
+def question_kinds() -> list[str]:
+    """The kinds of questions that self-written text answers, in turns."""
+    file = resources.files("tokenswift").joinpath("data/questions.toml")
+    return list(tomllib.loads(file.read_text("utf-8")))
 
 
 @torch.no_grad()
 def agreement(llm: LLM, store: HiddenStore, file: str) -> dict[str, list[float]]:
     """Shares by kind, and of all."""
     student, named = student_of(llm, file)
-    weight = NARROW_NOISE if isinstance(student, EagleStudent) else 1.0
+    noise_weight = NARROW_NOISE if isinstance(student, EagleStudent) else 1.0
     base = FrozenBase(llm, named, torch.bfloat16)
     head = unstored(llm.source.weight(HEAD), torch.bfloat16)
-    kinds = list(
-        tomllib.loads(
-            resources.files("tokenswift").joinpath("data/questions.toml").read_text("utf-8")
-        )
-    )
-    mark = llm.encode([{"role": "user", "content": "?"}])[-MARK:]
+    kinds = question_kinds()
+    prompt_end = llm.encode([{"role": "user", "content": "?"}])[-PROMPT_END:]
     right = {kind: torch.zeros(DEPTHS + 1) for kind in [*kinds, "all"]}
-    drawn = torch.Generator().manual_seed(5)
-    for number in held_out(store, SHARE)[1]:
-        tokens, states = store.texts[number].long(), store.states(number)
+    generator = torch.Generator().manual_seed(5)
+    for number in held_out(store, HELD_OUT)[1]:
+        tokens = store.texts[number].long()
+        states = store.states(number)
         count = len(tokens) - student.levels
-        text = tokens.tolist()
-        first = next((at + MARK for at in range(count) if text[at : at + MARK] == mark), count)
-        noise = -torch.log(-torch.log(torch.rand(len(tokens), len(head), generator=drawn)))
+        first = min(count, answer_start(tokens.tolist(), prompt_end))
+        noise = -torch.log(-torch.log(torch.rand(len(tokens), len(head), generator=generator)))
         hidden = states[:, -llm.target.hidden_size :]
-        wanted = ((base.normed(hidden) @ head.T).float() / WARMTH + noise).argmax(-1)
-        same, came = torch.ones(count, dtype=torch.bool), [count - first]
-        for depth, made in enumerate(student(tokens[None], states[None].float(), base), 1):
-            at = torch.arange(count) + depth
-            scores = (made.bfloat16() @ base.rows[: base.size].T).float() / WARMTH
-            scores += weight * noise[at][:, named]
-            same &= named[scores.argmax(-1)] == wanted[at]
-            came.append(int(same[first:].sum()))
-        for kind in (kinds[number % len(kinds)], "all"):  # questions come of each kind in turns
-            right[kind] += torch.tensor(came)
+        logits = (base.normed(hidden) @ head.T).float() / TEMPERATURE
+        chosen = (logits + noise).argmax(-1)
+        agreed = torch.ones(count, dtype=torch.bool)
+        counts = [count - first]
+        for depth, drafted in enumerate(student(tokens[None], states[None].float(), base), 1):
+            places = torch.arange(count) + depth
+            scores = (drafted.bfloat16() @ base.rows[: base.size].T).float() / TEMPERATURE
+            scores += noise_weight * noise[places][:, named]
+            agreed &= named[scores.argmax(-1)] == chosen[places]
+            counts.append(int(agreed[first:].sum()))
+        for kind in (kinds[number % len(kinds)], "all"):
+            right[kind] += torch.tensor(counts)
     return {
         kind: [round(float(n / total[0]), 3) for n in total[1:]]
         for kind, total in right.items()

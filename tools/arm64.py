@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,15 +27,16 @@ NEEDED = ("qemu-aarch64-static", "aarch64-linux-gnu-gcc", "apt-get", "dpkg-deb")
 PACKAGES = ("python3-minimal", "python3", "libstdc++6", "libgomp1")
 TORCH = "torch==2.10.0"
 LEFT_OUT = ("torch", "pip", "accelerate")  # of the dependencies
-ITS_OWN = ("sympy", "networkx", "typing-extensions", "fsspec", "setuptools")  # what torch asks for
+NEEDED_BY_TORCH = ("sympy", "networkx", "typing-extensions", "fsspec", "setuptools")
 KERNELS = "linux-aarch64"
 MODEL = "smollm2-135m"
 RUNS = ("autoregressive", "tokenswift")
 
 
-def run(*words: str | Path, **more: str) -> None:
-    """A command, whose end with an error is one of this program."""
-    subprocess.run([str(word) for word in words], check=True, cwd=ROOT, env={**os.environ, **more})
+def run(command: Sequence[str | Path], **environment: str) -> None:
+    """Run a command; its end with an error is one of this program."""
+    words = [str(word) for word in command]
+    subprocess.run(words, check=True, cwd=ROOT, env={**os.environ, **environment})
 
 
 def fetch_system(folder: Path) -> Path:
@@ -54,83 +56,92 @@ def fetch_system(folder: Path) -> Path:
         "APT::Architectures": "arm64",
     }
     options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
-    run("apt-get", *options, "-q", "update")
-    run(
-        "apt-get",
-        *options,
-        "-qy",
-        "--no-install-recommends",
-        "--download-only",
-        "install",
-        *PACKAGES,
-    )
+    run(["apt-get", *options, "-q", "update"])
+    download = ["-qy", "--no-install-recommends", "--download-only", "install", *PACKAGES]
+    run(["apt-get", *options, *download])
     part = folder / "root.part"
     shutil.rmtree(part, ignore_errors=True)
     for package in sorted((apt / "cache/archives").glob("*.deb")):
-        run("dpkg-deb", "-x", package, part)
+        run(["dpkg-deb", "-x", package, part])
     part.rename(root)
     return root
 
 
 def install(folder: Path, root: Path) -> Path:
-    """An environment whose Python is a script that calls the emulator, so that Python can start
-    itself."""
+    """An environment with the package in it; its Python."""
     program = next((root / "usr/bin").glob("python3.*[0-9]"))
     version = program.name.removeprefix("python")
     packages = folder / f"venv/lib/python{version}/site-packages"
+    python = emulated_python(folder, root, program, version)
+    pip = pip_for_arm64(packages, version)
+    if not packages.exists():
+        about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+        dependencies = [
+            name for name in about["project"]["dependencies"] if not name.startswith(LEFT_OUT)
+        ]
+        run([*pip, "--constraint", "constraints.txt", *dependencies, *NEEDED_BY_TORCH])
+        run([*pip, "--no-deps", TORCH])
+    run([*pip, "--no-deps", build_wheel(folder)])
+    return python
+
+
+def emulated_python(folder: Path, root: Path, program: Path, version: str) -> Path:
+    """A script in the place of an environment's Python, which calls the emulator, so that Python
+    can start itself."""
     python = folder / "venv/bin/python3"
     python.parent.mkdir(parents=True, exist_ok=True)
     words = ["qemu-aarch64-static", "-cpu", "max", "-L", root, "-0", python, program]
     python.write_text(f'#!/bin/sh\nexec {" ".join(map(str, words))} "$@"\n')
     python.chmod(0o755)
-    (folder / "venv/pyvenv.cfg").write_text(f"home = {program.parent}\nversion = {version}\n")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", packages, "--upgrade"]
-    tags = (
-        "manylinux2014_aarch64",
-        *(f"manylinux_2_{minor}_aarch64" for minor in range(36, 16, -1)),
-    )
-    pip += [
+    settings = folder / "venv/pyvenv.cfg"
+    settings.write_text(f"home = {program.parent}\nversion = {version}\n")
+    return python
+
+
+def pip_for_arm64(packages: Path, version: str) -> list[str]:
+    """The command that installs wheels for arm64 into a folder."""
+    tags = ["manylinux2014_aarch64"]
+    tags += [f"manylinux_2_{minor}_aarch64" for minor in range(36, 16, -1)]
+    return [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--target",
+        str(packages),
+        "--upgrade",
         "--python-version",
         version,
         "--only-binary=:all:",
         *(f"--platform={tag}" for tag in tags),
     ]
-    if not packages.exists():
-        about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-        wanted = [
-            each for each in about["project"]["dependencies"] if not each.startswith(LEFT_OUT)
-        ]
-        run(*pip, "--constraint", "constraints.txt", *wanted, *ITS_OWN)
-        run(*pip, "--no-deps", TORCH)
+
+
+def build_wheel(folder: Path) -> Path:
+    """The package's wheel for arm64."""
     wheels = folder / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--wheel-dir",
-        wheels,
-        ".",
-    ]
-    run(*build, TOKENSWIFT_WHEEL=KERNELS, TOKENSWIFT_WHEEL_KERNELS=str(kernels_in(folder)))
-    run(*pip, "--no-deps", *wheels.glob("*.whl"))
-    return python
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
+    run(
+        [*command, wheels, "."],
+        TOKENSWIFT_WHEEL=KERNELS,
+        TOKENSWIFT_WHEEL_KERNELS=str(kernels_in(folder)),
+    )
+    return next(wheels.glob("*.whl"))
 
 
 def kernels_in(folder: Path) -> Path:
     """The folder of the kernels for arm64: those of ``make wheels``, or compiled into this
     folder."""
-    made = runpy.run_path(str(ROOT / "tools/kernels.py"))
-    of_wheels, own = ROOT / "build" / "kernels" / KERNELS, folder / "kernels"
-    for there in (of_wheels, own):
-        if all((there / name).exists() for name in made["names_of"](KERNELS)):
-            print(f"kernels: {there}", flush=True)
-            return there
-    made["make"](KERNELS, own, ["aarch64-linux-gnu-gcc"])
-    return own
+    kernels = runpy.run_path(str(ROOT / "tools/kernels.py"))
+    compiled = folder / "kernels"
+    for place in (ROOT / "build" / "kernels" / KERNELS, compiled):
+        if all((place / name).exists() for name in kernels["names_of"](KERNELS)):
+            print(f"kernels: {place}", flush=True)
+            return place
+    kernels["make"](KERNELS, compiled, ["aarch64-linux-gnu-gcc"])
+    return compiled
 
 
 def cache_with_model(folder: Path) -> Path:
@@ -164,7 +175,8 @@ def check() -> None:
         : frozen["LENGTH"]
     ]
     for name in RUNS:
-        options, params = frozen["STRATEGIES"][name], frozen["SAMPLERS"]["paper"]
+        options = frozen["STRATEGIES"][name]
+        params = frozen["SAMPLERS"]["paper"]
         out = llm.generate(prompt, frozen["NEW"], name, options, params, ignore_eos=True)
         same = frozen["digest"](out) == expected[f"{name} paper int8 harbour"]
         print(
@@ -182,9 +194,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     python = install(folder, fetch_system(folder))
     run(
-        python,
-        __file__,
-        "check",
+        [python, __file__, "check"],
         OMP_NUM_THREADS="1",
         TOKENSWIFT_CACHE=str(cache_with_model(folder)),
         PYTHONPATH="",

@@ -11,6 +11,7 @@ observed chances by decile.
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +24,23 @@ from tokenswift.speculation.calibration import features
 from tokenswift.speculation.drafters.heads import HeadDrafter
 from tokenswift.speculation.heads.files import read_heads, save_heads
 
-WIDTH, LEVELS = 5, 3
-Place = tuple[int, Ranked, int]  # level, ranking, the token that came
+WIDTH = 5  # candidates of a place
+LEVELS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What heads say of one token.
+
+    Attributes:
+        level: how far ahead they look.
+        ranking: their candidates.
+        token: the token that came.
+    """
+
+    level: int
+    ranking: Ranked
+    token: int
 
 
 def places(llm: LLM, ids: list[int], new: int, seed: int) -> list[Place]:
@@ -36,7 +52,8 @@ def places(llm: LLM, ids: list[int], new: int, seed: int) -> list[Place]:
         ids, new, "autoregressive", sampling=SamplingParams(seed=seed), ignore_eos=True
     )
     text = [*ids, *done.token_ids]
-    levels, found = HeadDrafter(llm.target, llm.resources.heads, True), []
+    levels = HeadDrafter(llm.target, llm.resources.heads, True)
+    seen: list[Place] = []
     begun: Any = SimpleNamespace(tokens=ids)
     levels.begin(begun)
     cache = llm.target.new_cache(len(text) + 1)
@@ -51,22 +68,24 @@ def places(llm: LLM, ids: list[int], new: int, seed: int) -> list[Place]:
                 level, states, base, llm.target.embed(torch.tensor([text[at - 1]]))
             )
             logits = levels.vocabulary.project(levels.heads.normed(level, states))
-            known, path = text[: root + 1], text[root + 1 : at]
+            known = text[: root + 1]
+            path = text[root + 1 : at]
             rows = LogitRows(
                 logits, known, [path], [at], [WIDTH], noise=1.0, subset=levels.vocabulary.subset
             )
             (ranked,) = sampler.candidates(rows)
-            found.append((level, ranked, text[at]))
-    return found
+            seen.append(Place(level, ranked, text[at]))
+    return seen
 
 
 def fit(rows: list[tuple[float, ...]], hits: list[bool]) -> torch.Tensor:
     """Weights of a logistic regression, by L-BFGS."""
-    x, y = torch.tensor(rows, dtype=torch.float64), torch.tensor(hits, dtype=torch.float64)
+    x = torch.tensor(rows, dtype=torch.float64)
+    y = torch.tensor(hits, dtype=torch.float64)
     weights = torch.zeros(x.shape[1], dtype=torch.float64, requires_grad=True)
     search = torch.optim.LBFGS([weights], max_iter=200)
 
-    def loss() -> Any:
+    def loss() -> torch.Tensor:
         search.zero_grad()
         value = torch.nn.functional.binary_cross_entropy_with_logits(x @ weights, y)
         value = value + 1e-4 * weights.square().sum()
@@ -82,7 +101,28 @@ def fit(rows: list[tuple[float, ...]], hits: list[bool]) -> torch.Tensor:
     return weights.detach()
 
 
+def print_ranks(level: int, seen: list[Place]) -> None:
+    """Print how often each of a level's candidates is right."""
+    count = len(seen)
+    for rank in range(WIDTH):
+        right = sum(place.token in place.ranking.tokens[rank : rank + 1] for place in seen)
+        print(f"level {level}: candidate {rank + 1} is right in {right / count:.3f} of {count}")
+
+
+def fitted_weights(seen: list[Place], first: bool) -> list[float]:
+    """The weights of first candidates, or of all others."""
+    rows: list[tuple[float, ...]] = []
+    hits: list[bool] = []
+    for place in seen:
+        for rank, token in enumerate(place.ranking.tokens):
+            if (rank == 0) == first:
+                rows.append(features(place.ranking, rank, place.level))
+                hits.append(token == place.token)
+    return [round(float(weight), 3) for weight in fit(rows, hits)]
+
+
 def main() -> None:
+    """Fit, and write the copy."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -95,33 +135,20 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=1000)
     args = parser.parse_args()
     llm = LLM(args.model, dtype=args.dtype, heads=str(args.heads))
-    found: list[Place] = []
+    seen: list[Place] = []
     for number, file in enumerate(sorted(args.texts.glob("*.txt"))):
         text = file.read_text(encoding="utf-8")
         for part in (1, 2):
             start = part * len(text) // 3
             ids = llm.encode(text[start : start + 8 * args.prompt])[: args.prompt]
-            found += places(llm, ids, args.tokens, 10 * number + part)
+            seen += places(llm, ids, args.tokens, 10 * number + part)
     for level in range(LEVELS):
-        here = [(ranked, right) for at, ranked, right in found if at == level]
-        ranks = [
-            sum(len(r.tokens) > i and r.tokens[i] == right for r, right in here) / len(here)
-            for i in range(WIDTH)
-        ]
-        print(f"level {level}: right by rank {[round(rank, 3) for rank in ranks]} of {len(here)}")
-    pair = []
-    for first in (True, False):
-        rows, hits = [], []
-        for level, ranked, right in found:
-            for at, token in enumerate(ranked.tokens):
-                if (at == 0) == first:
-                    rows.append(features(ranked, at, level))
-                    hits.append(token == right)
-        pair.append([round(float(weight), 3) for weight in fit(rows, hits)])
+        print_ranks(level, [place for place in seen if place.level == level])
+    weights = [fitted_weights(seen, first=True), fitted_weights(seen, first=False)]
     heads, base, notes = read_heads(args.heads)
-    heads.calibration = {"hidden": pair, "after": pair}
+    heads.calibration = {"hidden": weights, "after": weights}
     save_heads(heads, args.out, base, notes=notes)
-    print(f"wrote {args.out}: {pair}")
+    print(f"wrote {args.out}: {weights}")
 
 
 if __name__ == "__main__":

@@ -59,10 +59,11 @@ class BuildError(Exception):
 
 def entries() -> list[str]:
     """The names that the sources export."""
-    found = set()
-    for name in library.SOURCES:
-        found.update(re.findall(r"\bts_\w+", (library.HERE / name).read_text(encoding="utf-8")))
-    return sorted(found)
+    names: set[str] = set()
+    for source in library.SOURCES:
+        text = (library.HERE / source).read_text(encoding="utf-8")
+        names.update(re.findall(r"\bts_\w+", text))
+    return sorted(names)
 
 
 def zig(target: str) -> list[str]:
@@ -72,10 +73,10 @@ def zig(target: str) -> list[str]:
 
 def flags_for(name: str, architecture: str, compiler: Sequence[str]) -> list[str]:
     """All flags of an instruction set; zig writes the names of processors in its own way."""
-    own = library.SETS[architecture][name].flags
+    flags = library.SETS[architecture][name].flags
     if "ziglang" in compiler or Path(compiler[0]).stem == "zig":
-        own = tuple(map(_for_zig, own))
-    return [*library.FLAGS, *own]
+        flags = tuple(map(_for_zig, flags))
+    return [*library.FLAGS, *flags]
 
 
 def _for_zig(flag: str) -> str:
@@ -95,17 +96,18 @@ def compile_set(
     Raises:
         BuildError: one of them refuses.
     """
-    flags, made = flags_for(name, wanted.architecture, compiler), out / library.carried_name(name)
-    told = " ".join([Path(compiler[0]).name, *compiler[1:], *flags])
+    flags = flags_for(name, wanted.architecture, compiler)
+    file = out / library.carried_name(name)
+    build = " ".join([Path(compiler[0]).name, *compiler[1:], *flags])
     if "ziglang" in compiler:
-        told = told.partition("-m ")[2]
-    told = re.sub(r'[\\"]', "", told)
+        build = build.partition("-m ")[2]
+    build = re.sub(r'[\\"]', "", build)
     with tempfile.TemporaryDirectory(prefix="tokenswift-") as work:
         compiled = str(Path(work) / "kernels.o")
         source = str(library.HERE / library.SOURCES[0])
-        _run([*compiler, *flags, f'-DTS_BUILD="{told}"', "-c", source, "-o", compiled])
-        _run([*linker, "-shared", "-pthread", "-s", *wanted.link, compiled, "-o", str(made), "-lm"])
-    return made
+        _run([*compiler, *flags, f'-DTS_BUILD="{build}"', "-c", source, "-o", compiled])
+        _run([*linker, "-shared", "-pthread", "-s", *wanted.link, compiled, "-o", str(file), "-lm"])
+    return file
 
 
 def names_of(built_for: str) -> list[str]:
@@ -169,9 +171,12 @@ def main() -> None:
         "--linker", type=shlex.split, help="by default the compiler if given, else zig cc"
     )
     parser.add_argument("--sets", nargs="+", help="by default all of the architecture")
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        print(*make(given.platform, given.out, given.compiler, given.linker, given.sets), sep="\n")
+        libraries = make(
+            options.platform, options.out, options.compiler, options.linker, options.sets
+        )
+        print(*libraries, sep="\n")
     except BuildError as error:
         sys.exit(f"error: {error}")
 

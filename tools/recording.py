@@ -4,11 +4,10 @@
     python tools/recording.py render docs/demo.cast docs/demo.svg
 
 The recording is an asciicast (version 2): what the command wrote, and when. The SVG shows the last
-    screen for
-`POSTER` seconds, then plays the recording once, as fast as it was, except that waits longer than
-`LONGEST_WAIT` are cut to that, and stays at the last screen. So renderers that take the first
-picture, renderers without animation and readers who want no motion all see how it ended: the last
-screen stands in attributes, and only animations show anything else. The window's title is the
+screen for `POSTER` seconds, then plays the recording once, as fast as it was, except that waits
+longer than `LONGEST_WAIT` are cut to that, and stays at the last screen. So renderers that take the
+first picture, renderers without animation and readers who want no motion all see how it ended: the
+last screen stands in attributes, and only animations show anything else. The window's title is the
 command's.
 """
 
@@ -23,22 +22,30 @@ import struct
 import sys
 import termios
 import time
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-COLUMNS, ROWS = 80, 26
+COLUMNS = 80
+ROWS = 26
 LONGEST_WAIT = 1.0  # seconds
 POSTER = 3.0  # seconds for which the last screen is shown before the recording is played
 FRAME = 0.3  # seconds between two pictures
-CHAR, TITLE_CHAR, LINE, EDGE, BAR = 8.4, 7.2, 18, 14, 34  # pixels
-FIRST = 13  # pixels from the top to the first line's foot
+# in pixels: widths of a character and of one in the title, heights of a line and of the title's bar
+CHAR = 8.4
+TITLE_CHAR = 7.2
+LINE = 18
+BAR = 34
+EDGE = 14  # around the text
+FIRST = 13  # from the top to the first line's foot
 CODES = re.compile(r"\x1b\]\d;(.*?)(?:\x07|\x1b\\)|\x1b\[([\d;?]*)([A-Za-z])|(\r|\n)")
 
 
 def record(file: Path, command: list[str]) -> int:
     """Run a command in a terminal of our size; write what it says, and when, to ``file``; its exit
     code."""
-    start, lines = time.monotonic(), []
+    start = time.monotonic()
+    lines: list[list[object]] = []
     child, terminal = pty.fork()
     if child == 0:
         os.environ.update(TERM="xterm-256color", COLUMNS=str(COLUMNS), LINES=str(ROWS))
@@ -107,48 +114,84 @@ class Screen:
             self.column += 1
 
 
-def pictures(file: Path) -> list[tuple[float, list[str], str]]:
-    """(second, lines since the beginning, title) of a recording, long waits cut."""
-    screen, shown, clock, before = Screen(), [], 0.0, 0.0
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """The screen at a time.
+
+    Attributes:
+        second: of the recording, long waits cut.
+        lines: since the beginning.
+        title: of the window.
+    """
+
+    second: float
+    lines: list[str]
+    title: str
+
+
+def shots_of(file: Path) -> list[Shot]:
+    """The screens of a recording, none closer to the next than a frame."""
+    screen = Screen()
+    shots: list[Shot] = []
+    clock = 0.0
+    before = 0.0
     for line in file.read_text(encoding="utf-8").splitlines()[1:]:
         second, _, text = json.loads(line)
         clock += min(second - before, LONGEST_WAIT)
         before = second
         screen.write(text)
-        if shown and clock - shown[-1][0] < FRAME:
-            clock_shown = shown.pop()[0]
-        else:
-            clock_shown = clock
-        shown.append((clock_shown, list(screen.lines), screen.title))
-    return shown
+        shown_at = clock
+        if shots and clock - shots[-1].second < FRAME:
+            shown_at = shots.pop().second
+        shots.append(Shot(shown_at, list(screen.lines), screen.title))
+    return shots
 
 
-def spans(values: list[tuple[float, str]], end: float) -> list[tuple[str, float, float | None]]:
-    """(value, from, until) of a thing that changes; until is None for the last value."""
-    found: list[tuple[str, float, float | None]] = []
-    for second, value in values:
-        if found and found[-1][0] == value:
-            continue
-        if found:
-            found[-1] = (found[-1][0], found[-1][1], second)
-        found.append((value, second, None))
-    return [x for x in found if x[0].strip() and x[1] < end]
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How long a line says something.
+
+    Attributes:
+        text: what it says.
+        start: second at which it begins to.
+        end: second at which it says something else; None: it does so for good.
+    """
+
+    text: str
+    start: float
+    end: float | None
 
 
-def element(value: str, start: float, until: float | None, x: float, y: float, kind: str) -> str:
-    """A line of text that is visible from ``start`` until ``until``, or for good."""
+def spans(values: list[tuple[float, str]], end: float) -> list[Span]:
+    """What a line says, from (second, text), before an end; nothing of when it is empty."""
+    changes = [
+        (second, text)
+        for i, (second, text) in enumerate(values)
+        if i == 0 or values[i - 1][1] != text
+    ]
+    ends = [second for second, _ in changes[1:]]
+    return [
+        Span(text, second, until)
+        for (second, text), until in zip(changes, [*ends, None], strict=True)
+        if text.strip() and second < end
+    ]
+
+
+def element(span: Span, x: float, y: float, kind: str) -> str:
+    """A line of text that is visible for its span."""
     width = TITLE_CHAR if kind == "title" else CHAR
-    if until is None:  # a line of the last screen: hidden from the poster's end until it is written
-        when, hidden = f"h {start:.2f}s {POSTER:.2f}s", ""
+    if span.end is None:  # of the last screen: hidden from the poster's end until it is written
+        animation = f"h {span.start:.2f}s {POSTER:.2f}s"
+        hidden = ""
     else:
-        when, hidden = f"s {until - start:.2f}s {POSTER + start:.2f}s", ' visibility="hidden"'
-    text = value.rstrip()
-    indent = len(text) - len(text.lstrip())
-    text = text.lstrip()
+        animation = f"s {span.end - span.start:.2f}s {POSTER + span.start:.2f}s"
+        hidden = ' visibility="hidden"'
+    text = span.text.strip()
+    indent = len(span.text) - len(span.text.lstrip())
     return (
         f'<text class="{kind}" x="{x + width * indent:.1f}" y="{y}" '
         f'textLength="{width * len(text):.1f}" '
-        f'style="animation:{when} step-end"{hidden}>{escape(text)}</text>\n'
+        f'style="animation:{animation} step-end"{hidden}>{escape(text)}</text>\n'
     )
 
 
@@ -163,33 +206,44 @@ def kind_of(line: str) -> str:
     return "text"
 
 
+def text_elements(shots: list[Shot], command: str) -> str:
+    """All lines that the terminal ever shows, below the command."""
+    end = shots[-1].second + 1
+    elements = [element(Span(command, 0, None), 0, FIRST, "head")]
+    for number in range(len(shots[-1].lines)):
+        values = [(shot.second, shot.lines[number]) for shot in shots if number < len(shot.lines)]
+        y = FIRST + LINE * (number + 1)
+        elements += [element(span, 0, y, kind_of(span.text)) for span in spans(values, end)]
+    return "".join(elements)
+
+
+def title_elements(shots: list[Shot]) -> str:
+    """The window's titles."""
+    values = [(shot.second, shot.title[:84]) for shot in shots]
+    return "".join(element(span, 76, 22, "title") for span in spans(values, shots[-1].second + 1))
+
+
+def scroll_stops(shots: list[Shot]) -> list[tuple[float, int]]:
+    """When the text moves up, and how far it is up then, in pixels."""
+    stops: list[tuple[float, int]] = []
+    for shot in shots:
+        up = max(0, len(shot.lines) + 1 - ROWS) * LINE
+        if not stops or stops[-1][1] != up:
+            stops.append((shot.second, up))
+    return stops
+
+
 def render(file: Path, out: Path) -> None:
     """Draw a recording."""
     head = json.loads(file.read_text(encoding="utf-8").splitlines()[0])
-    shots = pictures(file)
-    last, lines, _ = shots[-1]
-    command = f"$ {head['command']}"
-    body = [element(command, 0, None, 0, FIRST, "head")]
-    for number in range(len(lines)):
-        values = [(second, found[number]) for second, found, _ in shots if number < len(found)]
-        for value, start, until in spans(values, last + 1):
-            body.append(
-                element(value, start, until, 0, FIRST + LINE * (number + 1), kind_of(value))
-            )
-    titles = [
-        element(value, start, until, 76, 22, "title")
-        for value, start, until in spans(
-            [(second, title[:84]) for second, _, title in shots], last + 1
-        )
-    ]
-    total = last + FRAME
-    stops = []
-    for second, found, _ in shots:
-        up = max(0, len(found) + 1 - ROWS) * LINE
-        if not stops or stops[-1][1] != up:
-            stops.append((second, up))
-    scroll = "".join(f"{100 * s / total:.2f}%{{transform:translateY({-up}px)}}" for s, up in stops)
-    width, height = 2 * EDGE + CHAR * COLUMNS, BAR + EDGE + LINE * ROWS
+    shots = shots_of(file)
+    total = shots[-1].second + FRAME
+    stops = scroll_stops(shots)
+    scroll = "".join(
+        f"{100 * second / total:.2f}%{{transform:translateY({-up}px)}}" for second, up in stops
+    )
+    width = 2 * EDGE + CHAR * COLUMNS
+    height = BAR + EDGE + LINE * ROWS
     final = stops[-1][1]
     out.write_text(
         f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" role="img" \
@@ -208,9 +262,10 @@ text{{font-size:14px;white-space:pre;fill:#d5dae3}}
 <rect width="{width:.0f}" height="{height}" rx="9" fill="#14181f"/>
 <g><circle cx="20" cy="18" r="5.5" fill="#ff5f57"/><circle cx="38" cy="18" r="5.5" fill="#febc2e"/>\
 <circle cx="56" cy="18" r="5.5" fill="#28c840"/></g>
-{"".join(titles)}<svg x="{EDGE}" y="{BAR}" width="{width - 2 * EDGE:.0f}" height="{LINE * ROWS}">
+{title_elements(shots)}\
+<svg x="{EDGE}" y="{BAR}" width="{width - 2 * EDGE:.0f}" height="{LINE * ROWS}">
 <g id="lines" transform="translate(0 {-final})">
-{"".join(body)}</g>
+{text_elements(shots, "$ " + head["command"])}</g>
 </svg>
 </svg>
 """,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import plots, report, specs, tables
@@ -19,7 +20,8 @@ from benchmarks.words import Row
 from tools.summaries import SUMMARIES, paper
 
 ROOT = Path(__file__).parents[1]
-DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"
+DOCS = ROOT / "docs"
+RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", DOCS / "benchmarks.md")
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DRAWN = ("speed", "rivals")
@@ -38,43 +40,54 @@ build/paper` makes every table of them, with the paper's figures below. A cell i
 {table}
 ## What each says
 
-{said}"""
+{remarks}"""
 
 
 def table(name: str, rows: list[Row]) -> str:
     """A table of the docs."""
-    made = SUMMARIES[name]() if name in SUMMARIES else tables.table(specs.load(name), rows)
-    return made.markdown() or f"Not measured yet: `python -m benchmarks run {name}`.\n"
+    shown = SUMMARIES[name]() if name in SUMMARIES else tables.table(specs.load(name), rows)
+    return shown.markdown() or f"Not measured yet: `python -m benchmarks run {name}`.\n"
 
 
-def said_of(part: report.Part) -> str:
+def remark_of(part: report.Part) -> str:
     """What a part's rows say, with links to its pictures."""
     names = [name for name, picture in part.pictures if picture]
     links = " ".join(f"[Picture {n}](results/{name})." for n, name in enumerate(names, 1))
     return f"- **{part.spec.label}.** {part.note or 'No remark.'} {links}".rstrip() + "\n"
 
 
-def made(plot: report.Plot = plots.plot) -> dict[Path, bytes]:
-    """Every page and picture; ``plot`` draws."""
-    folder = RESULTS / "paper"
-    notes = report.notes(folder)
-    found = report.parts(specs.chosen(()), read_rows(folder), notes, plot)
-    said = "".join(map(said_of, found))
-    page = RESULTS_PAGE.format(
-        summary=notes.get("summary", ""), table=paper(found).markdown(), said=said
+def pages_and_pictures(plot: report.Plot = plots.plot) -> dict[Path, bytes]:
+    """The content of every file that is made of rows; ``plot`` draws."""
+    parts = report.parts(
+        specs=specs.chosen(()),
+        rows=read_rows(RESULTS / "paper"),
+        notes=report.notes(RESULTS / "paper"),
+        plot=plot,
     )
-    files = {DOCS / "results.md": page.encode()}
-    files |= {
-        DOCS / "results" / name: data for part in found for name, data in part.pictures if data
-    }
+    files = {DOCS / "results.md": results_page(parts).encode()}
+    for part in parts:
+        for name, picture in part.pictures:
+            if picture:
+                files[DOCS / "results" / name] = picture
     rows = read_rows(RESULTS / "cpu", RESULTS / "paper")
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        files[page] = BLOCK.sub(lambda m: m[1] + table(m[2], rows) + m[3], text).encode()
+        with_tables = BLOCK.sub(lambda match: match[1] + table(match[2], rows) + match[3], text)
+        files[page] = with_tables.encode()
     for name in DRAWN:
-        (group,) = tables.groups(specs.load(name), rows)
-        files[DOCS / f"{name}.svg"] = plot(specs.load(name), group)
+        spec = specs.load(name)
+        (group,) = tables.groups(spec, rows)
+        files[DOCS / f"{name}.svg"] = plot(spec, group)
     return files
+
+
+def results_page(parts: Sequence[report.Part]) -> str:
+    """docs/results.md."""
+    return RESULTS_PAGE.format(
+        summary=report.notes(RESULTS / "paper").get("summary", ""),
+        table=paper(parts).markdown(),
+        remarks="".join(map(remark_of, parts)),
+    )
 
 
 def undrawn(spec: specs.Spec, group: tables.Group) -> bytes:
@@ -86,7 +99,7 @@ def main() -> int:
     """Rewrite or check; of pictures it is checked that they are there (their bytes depend on
     matplotlib)."""
     checks = "--check" in sys.argv
-    files = made(undrawn if checks else plots.plot)
+    files = pages_and_pictures(undrawn if checks else plots.plot)
     if checks:
         stale = [
             file.name

@@ -5,7 +5,7 @@
 Prints lines of code, lexical tokens, tokens a line and uses of ``Any``, of `src` and of `tests`.
 Tokens a line and uses of ``Any`` have limits in pyproject.toml, which may only fall. Lines have
 none: whether a feature is worth its size is for its reader to judge. With a folder: the lines of
-    code of each folder and file directly in it.
+code of each folder and file directly in it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -106,23 +106,20 @@ def _from(lines: list[Row]) -> str:
     )
 
 
-def paper(parts: list[Part]) -> Table:
+def paper(parts: Sequence[Part]) -> Table:
     """The paper's tables and figures, a line each: its claim, tokens a step by way of drafting, and
     the speed of adaptive drafting over plain decoding."""
     lines = []
     for part in parts:
-        rows, data = part.rows, part.spec.data
-        cells = [_spread(rows, way, "length") for way in WAYS]
-        same = {bool(row["identical"]) for row in rows if row.get("lossless")}
-        claim = data["claim"] if data["claim"] != NO_CLAIM else tables.MISSING
-        told = {True: "yes", False: "no"}[same == {True}] if same else tables.MISSING
+        rows = part.rows
+        claim = part.spec.data["claim"]
         lines.append(
             [
                 f"{part.spec.label}. {part.spec.title}",
-                claim,
-                *cells,
+                claim if claim != NO_CLAIM else tables.MISSING,
+                *(_spread(rows, way, "length") for way in WAYS),
                 _spread(rows, "auto", "speedup"),
-                told,
+                _same_text(rows),
                 str(len(rows)),
             ]
         )
@@ -130,11 +127,19 @@ def paper(parts: list[Part]) -> Table:
     return Table(["", "the paper's claim", *ways, "auto, ×", "same text as plain", "rows"], lines)
 
 
+def _same_text(rows: list[Row]) -> str:
+    """Whether all lossless rows wrote plain decoding's text."""
+    identical = [bool(row["identical"]) for row in rows if row.get("lossless")]
+    if not identical:
+        return tables.MISSING
+    return "yes" if all(identical) else "no"
+
+
 def _spread(rows: list[Row], way: str, figure: str) -> str:
     """Mean, least and most of a figure at the last point of a way's rows."""
-    mine = [row["figures"] for row in rows if row["config"]["variant"] == way]
-    found = [points[max(points, key=int)].get(figure) for points in mine]
-    values = [value for value in found if value is not None]
+    of_way = [row["figures"] for row in rows if row["config"]["variant"] == way]
+    last = [points[max(points, key=int)] for points in of_way]
+    values = [figures[figure] for figures in last if figures.get(figure) is not None]
     if not values:
         return tables.MISSING
     spread = f" ({min(values):.2f}–{max(values):.2f})" if len(values) > 1 else ""

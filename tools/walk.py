@@ -88,9 +88,9 @@ def shorten(text: str, most: int) -> str:
     """A command or program with at most about ``most`` tokens to write; longer requests stay
     longer."""
 
-    def length(found: re.Match[str]) -> str:
-        asked = int(found[2])
-        return f"{found[1]}{min(asked, most + asked // 5000)}"
+    def length(match: re.Match[str]) -> str:
+        tokens = int(match[2])
+        return f"{match[1]}{min(tokens, most + tokens // 5000)}"
 
     text = LENGTH.sub(length, text)
     call = re.match(r"tokenswift ([\w-]+)", text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from benchmarks.runner import ROWS, Job, read_rows
 from benchmarks.specs import Spec
 from tests.benchmarks import crashing
 
-DATA: dict[str, Any] = {
+DATA = {
     "title": "A test",
     "variants": [{"name": "one"}, {"name": "two", "ngrams": 3}],
 }

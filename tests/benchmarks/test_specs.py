@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from benchmarks import specs
@@ -55,7 +53,7 @@ def configs_of(name: str, preset: str) -> list[Config]:
     return [config for source in sources for config in source.rows(preset, {})]
 
 
-SPEC: dict[str, Any] = {
+SPEC = {
     "title": "A test",
     "settings": {"budget": 99, "prefill": 50, "points": [10, 20], "ngrams": 3},
     "variants": [
