@@ -102,6 +102,31 @@ SWITCHED: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 9.0}),
     "gemma3": ("gemma3_text", _GEMMA),
 }
+#: and those with experts
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 3}
+_QWEN_EXPERTS: dict[str, Any] = {**_EXPERTS, "num_experts": 8, "moe_intermediate_size": 32}
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_moe": ("qwen3_moe", {**_QWEN_EXPERTS, "head_dim": 16}),
+    "qwen3_moe-renormalised": (
+        "qwen3_moe",
+        {**_QWEN_EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [1]},
+    ),
+    "qwen2_moe": ("qwen2_moe", {**_QWEN_EXPERTS, "shared_expert_intermediate_size": 40}),
+    "olmoe": ("olmoe", {**_EXPERTS, "num_experts": 6}),
+    "mixtral": ("mixtral", {"num_local_experts": 4}),
+    "granitemoe": (
+        "granitemoe",
+        {
+            **_EXPERTS,
+            "num_local_experts": 5,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 1.5,
+        },
+    ),
+}
+SWITCHED |= MIXTURES
 FAMILIES = PLAIN | SWITCHED
 BYTE_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 

@@ -88,7 +88,7 @@ def memory_forecast(run: Sequence) -> Forecast:
 
     target = run.model
     prompt = len(run.prompt)
-    parts = {"weights": target.weight_bytes + target.copied_bytes}
+    parts = {"weights": target.held_bytes + target.copied_bytes}
     parts["the rest of the program"] = max(0, target.backend.memory_used() - parts["weights"])
     for need in needs_of(target, run.strategy, prompt, run.max_new_tokens):
         if need.sure:

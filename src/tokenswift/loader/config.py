@@ -17,7 +17,15 @@ from tokenswift.checks import shown
 from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.loader.bounds import check_bounds
-from tokenswift.loader.families import FAMILIES, FULL, REQUIRED, SILU, SLIDING, Family
+from tokenswift.loader.families import (
+    EXPERT_COUNTS,
+    FAMILIES,
+    FULL,
+    REQUIRED,
+    SILU,
+    SLIDING,
+    Family,
+)
 from tokenswift.loader.fields import Fields
 from tokenswift.loader.find import ADAPTER, MERGED
 from tokenswift.loader.schema import ROPES, RopeNumbers, check_numbers, refusal
@@ -51,7 +59,10 @@ IGNORED_FIELDS = {
     "initializer_range",
     "is_llama_config",
     "pad_token_id",
+    "output_router_logits",
     "pretraining_tp",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
     "torch_dtype",
     "unk_token_id",
     "use_cache",
@@ -128,6 +139,7 @@ def completed(kind: str, stated: Mapping[str, object]) -> ModelConfig | None:
         None where transformers may understand it otherwise.
     """
     family = FAMILIES[kind]
+    stated = _with_own_count(stated, family)
     known = {"head_dim": None, **family.defaults}  # which is read without a default
     if not stated.keys() <= known.keys() | IGNORED_FIELDS:
         return None
@@ -136,6 +148,8 @@ def completed(kind: str, stated: Mapping[str, object]) -> ModelConfig | None:
         if name in known:
             fields[name] = copy.deepcopy(value)
     if REQUIRED in fields.values():
+        return None
+    if any(fields[name] not in (value, None) for name, value in family.fixed.items()):
         return None
     reader = Fields(fields)
     hidden_size = reader.integer("hidden_size")
@@ -157,6 +171,14 @@ def completed(kind: str, stated: Mapping[str, object]) -> ModelConfig | None:
     if counts_factor(stated):
         config.counts_factor = True
     return config
+
+
+def _with_own_count(stated: Mapping[str, object], family: Family) -> Mapping[str, object]:
+    """The number of experts by the name that the family's config has for it."""
+    if family.experts is None or family.experts.count in stated:
+        return stated
+    count = family.experts.count
+    return {count if name in EXPERT_COUNTS else name: value for name, value in stated.items()}
 
 
 def activation_of(config: object) -> object:

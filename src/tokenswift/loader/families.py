@@ -71,6 +71,36 @@ SIZES = {
 }
 
 
+#: what GGUF files call the numbers of experts
+EXPERT_KEYS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+LOCAL_EXPERT_KEYS = {
+    "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+}
+#: what some configs call the number of experts, and others otherwise
+EXPERT_COUNTS = ("num_experts", "num_local_experts")
+
+
+class ExpertFields(NamedTuple):
+    """How a family's config describes its experts.
+
+    Attributes:
+        count: the field that says how many there are.
+        width: the field that says how wide each is.
+        shared: the field that says how wide the expert is that all rows go through, which has a
+            gate; "": there is none.
+        renormalised: whether a row's scores are divided by their sum. Where the defaults name
+            ``norm_topk_prob``, the config says so.
+        gguf_renormalised: the same for GGUF files, which mostly do not say it.
+    """
+
+    count: str
+    width: str
+    shared: str = ""
+    renormalised: bool = False
+    gguf_renormalised: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """What sets a family's decoder apart from Llama's.
@@ -95,6 +125,8 @@ class Family:
         gguf_permuted: whether GGUF files have rows of queries and keys in another order, in which
             positions rotate neighbours.
         gguf_keys: what GGUF files call numbers of its config that others lack.
+        experts: how its config describes a mixture of experts; None: layers have one MLP.
+        fixed: values of fields other than which it is left to transformers.
         layers_scaled_by_width: layers of the one model whose scores are scaled by the width of its
             states per head, rather than by that of a head (Gemma).
     """
@@ -113,6 +145,8 @@ class Family:
     gguf: str = ""
     gguf_permuted: bool = False
     gguf_keys: Mapping[str, str] = field(default_factory=dict)
+    experts: ExpertFields | None = None
+    fixed: Mapping[str, object] = field(default_factory=dict)
     layers_scaled_by_width: int = 0
 
 
@@ -383,6 +417,150 @@ GEMMA3 = Family(
     layers_scaled_by_width=62,
 )
 
+QWEN2_MOE = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": REQUIRED,
+        "rms_norm_eps": REQUIRED,
+        "hidden_act": SILU,
+        "qkv_bias": True,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "layer_types": None,
+        "num_experts": REQUIRED,
+        "num_experts_per_tok": REQUIRED,
+        "moe_intermediate_size": REQUIRED,
+        "shared_expert_intermediate_size": REQUIRED,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "tie_word_embeddings": False,
+    },
+    biased=QUERY_KEY_VALUE,
+    experts=ExpertFields(
+        count="num_experts",
+        width="moe_intermediate_size",
+        shared="shared_expert_intermediate_size",
+    ),
+    fixed={"use_sliding_window": False},
+    gguf="qwen2moe",
+    gguf_keys={
+        **EXPERT_KEYS,
+        "moe_intermediate_size": "expert_feed_forward_length",
+        "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    },
+)
+
+QWEN3_MOE = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": REQUIRED,
+        "head_dim": None,
+        "rms_norm_eps": REQUIRED,
+        "hidden_act": SILU,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "num_experts": REQUIRED,
+        "num_experts_per_tok": REQUIRED,
+        "moe_intermediate_size": REQUIRED,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "tie_word_embeddings": False,
+    },
+    biased=ATTENTION,
+    head_norms="head",
+    experts=ExpertFields(
+        count="num_experts", width="moe_intermediate_size", gguf_renormalised=True
+    ),
+    fixed={"use_sliding_window": False},
+    gguf="qwen3moe",
+    gguf_keys={**EXPERT_KEYS, "moe_intermediate_size": "expert_feed_forward_length"},
+)
+
+OLMOE = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": None,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": SILU,
+        "attention_bias": False,
+        "clip_qkv": None,
+        "num_experts": REQUIRED,
+        "num_experts_per_tok": REQUIRED,
+        "norm_topk_prob": False,
+        "bos_token_id": None,
+        "eos_token_id": REQUIRED,
+        "tie_word_embeddings": False,
+    },
+    biased=ATTENTION,
+    head_norms="projection",
+    experts=ExpertFields(count="num_experts", width="intermediate_size"),
+    fixed={"clip_qkv": None},
+    gguf="olmoe",
+    gguf_keys=EXPERT_KEYS,
+)
+
+MIXTRAL = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": REQUIRED,
+        "head_dim": None,
+        "rms_norm_eps": REQUIRED,
+        "hidden_act": SILU,
+        "sliding_window": None,
+        "num_local_experts": REQUIRED,
+        "num_experts_per_tok": REQUIRED,
+        "bos_token_id": REQUIRED,
+        "eos_token_id": REQUIRED,
+        "tie_word_embeddings": False,
+    },
+    full_every=0,
+    rope_bases=(1_000_000.0,),
+    experts=ExpertFields(
+        count="num_local_experts",
+        width="intermediate_size",
+        renormalised=True,
+        gguf_renormalised=True,
+    ),
+    gguf_permuted=True,
+    gguf_keys=LOCAL_EXPERT_KEYS,
+)
+
+GRANITE_MOE = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": None,
+        "rms_norm_eps": REQUIRED,
+        "hidden_act": SILU,
+        "attention_bias": False,
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "num_local_experts": REQUIRED,
+        "num_experts_per_tok": REQUIRED,
+        "bos_token_id": REQUIRED,
+        "eos_token_id": REQUIRED,
+        "tie_word_embeddings": False,
+    },
+    biased=ATTENTION,
+    experts=ExpertFields(
+        count="num_local_experts",
+        width="intermediate_size",
+        renormalised=True,
+        gguf_renormalised=True,
+    ),
+    gguf="granitemoe",
+    gguf_permuted=True,
+    gguf_keys={**GRANITE.gguf_keys, **LOCAL_EXPERT_KEYS},
+)
+
 #: by the model type of transformers' configs
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
@@ -397,4 +575,9 @@ FAMILIES: dict[str, Family] = {
     "cohere2": COHERE2,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "qwen2_moe": QWEN2_MOE,
+    "qwen3_moe": QWEN3_MOE,
+    "olmoe": OLMOE,
+    "mixtral": MIXTRAL,
+    "granitemoe": GRANITE_MOE,
 }

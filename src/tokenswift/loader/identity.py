@@ -19,6 +19,7 @@ import platform
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 
 from tokenswift.kernels.formats import Stored
 from tokenswift.loader.config import activation_of
+from tokenswift.loader.experts import parameter_parts
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.find import MERGED
 from tokenswift.loader.layout import EMBEDDING, layout_of
@@ -121,7 +123,10 @@ def config_digest(config: Any) -> str:
     rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
     rope.pop("type", None)
     others = (activation_of(config), config.max_position_embeddings, config.eos_token_id)
-    parts = {"layout": asdict(layout_of(config)), "rope": rope, "others": others}
+    layout = asdict(layout_of(config))
+    if layout["mixture"] is None:  # as before there were any
+        del layout["mixture"], layout["dense_layers"]
+    parts = {"layout": layout, "rope": rope, "others": others}
     return digest_of(parts, 32, default=str)
 
 

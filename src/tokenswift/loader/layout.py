@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tokenswift.kernels.weights import Mixture
+from tokenswift.loader.experts import expert_shapes
 from tokenswift.loader.families import (
     DOWN,
     FAMILIES,
@@ -96,12 +98,41 @@ def layout_of(config: LayoutConfig, tied: bool | None = None) -> Layout:
         logits=numbers.get("logits_scaling", 1.0) / numbers.get("logit_scale", 1.0),
         score_cap=numbers.get("attn_logit_softcapping", 0.0),
         logit_cap=numbers.get("final_logit_softcapping", 0.0),
+        mixture=_mixture(numbers, family),
+        dense_layers=_dense_layers(config, numbers, family),
     )
+
+
+def _mixture(numbers: _Numbers, family: Family) -> Mixture | None:
+    """How rows go through experts; None: they do not."""
+    fields = family.experts
+    if fields is None:
+        return None
+    shared = int(numbers.get(fields.shared, 0))
+    return Mixture(
+        experts=int(numbers.get(fields.count, 0)),
+        used=int(numbers.get("num_experts_per_tok", 0)),
+        inner=int(numbers.get(fields.width, 0)),
+        shared=shared,
+        shared_gate=shared > 0,
+        renormalised=bool(numbers.get("norm_topk_prob", fields.renormalised)),
+    )
+
+
+def _dense_layers(config: LayoutConfig, numbers: _Numbers, family: Family) -> tuple[int, ...]:
+    """Layers of a mixture that have one MLP."""
+    if family.experts is None:
+        return ()
+    step = int(numbers.get("decoder_sparse_step", 1))
+    named = getattr(config, "mlp_only_layers", None) or ()
+    layers = range(config.num_hidden_layers)
+    return tuple(layer for layer in layers if layer in named or (layer + 1) % step)
 
 
 def _biased(config: LayoutConfig, family: Family) -> tuple[str, ...]:
     """Projections that have biases."""
     attention = config.model_type == "qwen2" or getattr(config, "attention_bias", False)
+    attention = attention or ("qkv_bias" in family.defaults and getattr(config, "qkv_bias", True))
     mlp = getattr(config, "mlp_bias", False)
     return tuple(name for name in family.biased if (mlp if name.startswith("mlp.") else attention))
 
@@ -141,6 +172,8 @@ class Layout:
             multiplied with.
         logits: what logits are divided by.
         score_cap, logit_cap: caps of scores and logits by a tanh; 0: none.
+        mixture: how rows go through experts; None: layers have one MLP.
+        dense_layers: layers of a mixture that have one MLP all the same.
     """
 
     model_type: str
@@ -162,11 +195,22 @@ class Layout:
     logits: float = 1.0
     score_cap: float = 0.0
     logit_cap: float = 0.0
+    mixture: Mixture | None = None
+    dense_layers: tuple[int, ...] = ()
 
     @property
     def family(self) -> Family:
         """What sets it apart from Llama's."""
         return FAMILIES[self.model_type]
+
+    def experts_of(self, layer: int) -> Mixture | None:
+        """How rows go through the experts of a layer; None: it has one MLP."""
+        return None if layer in self.dense_layers else self.mixture
+
+    def product_sizes(self) -> tuple[int, ...]:
+        """Lengths of what enters products, which have to be even."""
+        sizes = (self.hidden_size, self.intermediate_size)
+        return sizes if self.mixture is None else (*sizes, self.mixture.inner, self.mixture.shared)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of its weights."""
@@ -179,8 +223,13 @@ class Layout:
             shapes[HEAD] = (self.vocab_size, hidden)
         layer = self._layer_shapes()
         for number in range(self.num_hidden_layers):
+            prefix = f"model.layers.{number}."
+            mixture = self.experts_of(number)
             for name, shape in layer.items():
-                shapes[f"model.layers.{number}.{name}"] = shape
+                if mixture is None or not name.startswith("mlp."):
+                    shapes[prefix + name] = shape
+            if mixture is not None:
+                shapes.update(expert_shapes(prefix, mixture, hidden))
         return shapes
 
     def _layer_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -28,6 +28,8 @@ from tokenswift.kernels.formats import Stored
 from tokenswift.loader.config import SUPPORTED, ModelConfig, completed, counts_factor, read_config
 from tokenswift.loader.default_model import DEFAULT, DRAFT, GGUF, METADATA_KEY
 from tokenswift.loader.errors import refused_as
+from tokenswift.loader.experts import joint_parameter
+from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.find import gguf_in, locate
 from tokenswift.loader.gguf import GgufFile
 from tokenswift.loader.gguf_names import OUTER
@@ -325,9 +327,10 @@ def _filled(
         body.rotary_emb = type(body.rotary_emb)(config=model.config)
     if hasattr(body.embed_tokens, "scalar_embed_scale"):
         body.embed_tokens.embed_scale = torch.tensor(body.embed_tokens.scalar_embed_scale)
+    has_experts = FAMILIES[config.model_type].experts is not None
     filled: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        weight = get(name)
+        weight = joint_parameter(name, parameter.shape, get) if has_experts else get(name)
         if weight is None:
             filled[name] = torch.zeros(parameter.shape, dtype=dtype)
         else:  # never the weight itself, which is the file's

@@ -128,7 +128,7 @@ def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
         return None
     layout = layout_of(config)
     dtype = how.floats or getattr(torch, str(config.dtype), None)
-    if dtype not in DTYPES or layout.hidden_size % 2 or layout.intermediate_size % 2:
+    if dtype not in DTYPES or any(size % 2 for size in layout.product_sizes()):
         return None
     weights = weights_in(folder, layout, dtype, how.weights)
     if weights is None:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from tokenswift.checks import shown
+from tokenswift.kernels.weights import MOST_EXPERTS
 from tokenswift.loader.bounds import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH
 from tokenswift.types import InputError
 
@@ -30,10 +31,14 @@ HeadWidth: TypeAlias = Annotated[int, Meta(ge=2, le=MOST_HEAD)]
 Heads: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_HEADS)]
 Layers: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_LAYERS)]
 Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+Experts: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_EXPERTS)]
 Length: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 40)]
 Window: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 40)]
 WindowLayers: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 20)]
 Labels: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 16)]
+
+#: greatest number of experts in all layers together
+MOST_LAYERS_EXPERTS = 1 << 16
 
 #: fields that hold positions: as configs have them, and as older ones do
 ROPES = ("rope_parameters", "rope_scaling")
@@ -75,6 +80,16 @@ class Numbers(msgspec.Struct):
     logits_scaling: Positive | UnsetType = UNSET
     query_pre_attn_scalar: Positive | UnsetType = UNSET
     logit_scale: Positive | UnsetType = UNSET
+    num_experts: Experts | UnsetType = UNSET
+    num_local_experts: Experts | UnsetType = UNSET
+    num_experts_per_tok: Experts | UnsetType = UNSET
+    moe_intermediate_size: Width | UnsetType = UNSET
+    shared_expert_intermediate_size: Width | UnsetType = UNSET
+    decoder_sparse_step: Layers | UnsetType = UNSET
+    norm_topk_prob: bool | None | UnsetType = UNSET
+    qkv_bias: bool | None | UnsetType = UNSET
+    mlp_only_layers: list[int] | None | UnsetType = UNSET
+    clip_qkv: Positive | None | UnsetType = UNSET
     num_key_value_heads: Heads | None | UnsetType = UNSET
     head_dim: HeadWidth | None | UnsetType = UNSET
     sliding_window: Window | None | UnsetType = UNSET
@@ -117,7 +132,7 @@ def check_numbers(
     numbers = converted(fields, Numbers, where, file_names)
     _check_frequencies("rope_parameters", numbers.rope_parameters, where)
     _check_frequencies("rope_scaling", numbers.rope_scaling, where)
-    fault = _heads_fault(numbers)
+    fault = _heads_fault(numbers) or _experts_fault(numbers)
     if fault is not None:
         name, valid = fault
         raise refusal(where, (file_names or {}).get(name, name), fields[name], valid)
@@ -146,6 +161,20 @@ def _heads_fault(numbers: Numbers) -> tuple[str, str] | None:
         width = numbers.hidden_size / heads
     if width % 2 or width > MOST_HEAD:
         return name, f"an even width of each of {heads} heads, up to {MOST_HEAD:,}"
+    return None
+
+
+def _experts_fault(numbers: Numbers) -> tuple[str, str] | None:
+    """A field that does not fit the number of experts, and what would be valid; None: all fit."""
+    name = "num_experts" if numbers.num_experts else "num_local_experts"
+    experts = numbers.num_experts or numbers.num_local_experts
+    if not experts:
+        return None
+    layers = numbers.num_hidden_layers or 1
+    if experts * layers > MOST_LAYERS_EXPERTS:
+        return name, f"up to {MOST_LAYERS_EXPERTS // layers:,} in each of {layers} layers"
+    if numbers.num_experts_per_tok and numbers.num_experts_per_tok > experts:
+        return "num_experts_per_tok", f"up to {experts}, the number of experts"
     return None
 
 

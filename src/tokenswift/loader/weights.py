@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenswift.kernels.formats import FORMATS, Stored
+from tokenswift.loader.experts import is_router, parameter_parts, split_entries
 from tokenswift.loader.layout import EMBEDDING, HEAD, Layout
 from tokenswift.loader.safetensors_file import SafetensorsFile, weight_files
 from tokenswift.loader.tensors import FLOATS, Entry, check_tensors, dense
@@ -62,7 +63,7 @@ class Weights:
         weight = self.raw(name)
         if isinstance(weight, Tensor):
             weight = weight.to(self.dtype)
-        if weight is None or self.kind == "stored" or len(weight.shape) != 2:
+        if weight is None or self.kind == "stored" or len(weight.shape) != 2 or is_router(name):
             return weight
         form = FORMATS.get(self.kind)
         if form is None:
@@ -85,8 +86,9 @@ class Weights:
                 (`kernels.base.Backend.keeps`).
         """
         nbytes = 0.0
-        for entry in self.entries.values():
-            kind = entry.kind if self.kind == "stored" or len(entry.shape) != 2 else self.kind
+        for name, entry in self.entries.items():
+            is_stored = self.kind == "stored" or len(entry.shape) != 2 or is_router(name)
+            kind = entry.kind if is_stored else self.kind
             form = FORMATS.get(kind.lower())
             bytes_a_number = float(self.dtype.itemsize)
             if form is not None and keeps(form.name, self.dtype):
@@ -107,12 +109,19 @@ class ModuleWeights:
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         self.layout = layout
-        self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._parameters: dict[str, Tensor] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            values = parameter.detach()
+            parts = [(name, values)] if layout.mixture is None else parameter_parts(name, values)
+            self._parameters.update(parts)
 
     def get(self, name: str) -> Tensor | None:
         """A weight or bias by its name; None: there is none."""
-        parameter = self._parameters.get(name)
-        return None if parameter is None else parameter.detach()
+        return self._parameters.get(name)
+
+    def raw(self, name: str) -> Tensor | None:
+        """The same."""
+        return self.get(name)
 
 
 def unstored(weight: Tensor | Stored, dtype: torch.dtype) -> Tensor:
@@ -134,6 +143,9 @@ def weights_in(folder: Path, layout: Layout, dtype: torch.dtype, kind: str) -> W
                 entries[name] = entry
     if layout.tied and _head_is_embedding(entries):
         del entries[HEAD]
+    if layout.mixture is not None:
+        where = f"model folder {folder}"
+        entries = split_entries(entries, layout.mixture, layout.hidden_size, where)
     shapes = layout.shapes()
     if entries.keys() != shapes.keys():
         return None

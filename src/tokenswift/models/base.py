@@ -51,7 +51,9 @@ class BaseTarget(ABC):
         windows: sliding window of each layer in tokens; None: the layer sees everything.
         feature_layers: layers whose input states a pass returns as features, for an EAGLE drafter
             (the number of layers stands for the last one's output).
-        weight_bytes: bytes of weights that one pass reads.
+        weight_bytes: bytes of weights that a pass over one row reads.
+        held_bytes: bytes of all weights of its layers and LM head; those of a mixture of experts
+            are more than a pass reads.
         copied_bytes: bytes of packed copies of a given model's weights.
         kv_bytes: bytes of keys and values per cached token, without layers in a tail.
         tail_bytes: bytes per token of layers in a tail (`Tail`), which holds `tail_room`
@@ -76,11 +78,18 @@ class BaseTarget(ABC):
             getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         )
         self.head_dim = head_width(config)
-        self.weight_bytes = self.copied_bytes = 0
+        self.weight_bytes = 0
+        self.held_bytes = 0
+        self.copied_bytes = 0
         self.windows: list[int | None] = [None] * self.layers
         self.wide_keys: tuple[bool, ...] = (False,) * self.layers
         self._count_entries()
         self._rows: tuple[Tensor, Any] | None = None
+
+    def bytes_read(self, rows: float) -> float:
+        """Bytes of weights that a pass over so many rows is expected to read: of a mixture of
+        experts more the more rows there are, as if each row's were chosen by lot."""
+        return self.weight_bytes
 
     # ---- passes ----------------------------------------------------------------------------------
 

@@ -24,10 +24,25 @@ from tokenswift.kernels.base import Backend
 from tokenswift.kernels.batch import LayerFeatures, LayerPass, check_ids
 from tokenswift.kernels.cpu.structs import TYPES
 from tokenswift.kernels.formats import Stored
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.kernels.weights import (
+    ExpertWeights,
+    LayerWeights,
+    Mixture,
+    Packed,
+    Shape,
+    active_type,
+)
 from tokenswift.kv.memory import Arena
 from tokenswift.kv.passes import Pass, Segment
 from tokenswift.loader.config import activation_of
+from tokenswift.loader.experts import (
+    DOWN,
+    GATE,
+    ROUTER,
+    SHARED_GATE,
+    UP,
+    expert_name,
+)
 from tokenswift.loader.families import FAMILIES, GELU
 from tokenswift.loader.gguf import unpermuted
 from tokenswift.loader.layout import EMBEDDING, HEAD, NORM, Layout, head_width, layout_of
@@ -44,6 +59,11 @@ LINEARS = {
     "out": ("self_attn.o",),
     "gate_up": ("mlp.gate", "mlp.up"),
     "down": ("mlp.down",),
+}
+#: those of the expert that all rows go through, beside experts
+SHARED_LINEARS = {
+    "gate_up": ("mlp.shared_expert.gate", "mlp.shared_expert.up"),
+    "down": ("mlp.shared_expert.down",),
 }
 PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
 #: bytes of packed weights after which freed memory is returned to the system while loading
@@ -122,11 +142,25 @@ class NativeTarget(BaseTarget):
             gelu=layout.family.activation == GELU,
             norm_all_heads=layout.family.head_norms == "projection",
             parallel=layout.family.parallel,
+            mixture=layout.mixture,
         )
         self.body = backend.body(shape, weights)
         self._angles = AngleTable(rotary)
         layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
-        self.weight_bytes = layer_bytes + self.head.nbytes
+        self.held_bytes = layer_bytes + self.head.nbytes
+        self.weight_bytes = round(self.bytes_read(1))
+
+    def bytes_read(self, rows: float) -> float:
+        """See :meth:`BaseTarget.bytes_read`."""
+        return self.held_bytes - sum(self._unread(layer, rows) for layer in self.body.weights)
+
+    def _unread(self, layer: LayerWeights, rows: float) -> float:
+        """Bytes of a layer's experts that a pass is expected not to read."""
+        mixture = self.body.shape.mixture
+        if layer.experts is None or mixture is None:
+            return 0.0
+        experts_bytes = sum(weight.nbytes for weight in layer.experts.packed())
+        return experts_bytes * (1 - mixture.used / mixture.experts) ** rows
 
     # ---- passes ----------------------------------------------------------------------------------
 
@@ -233,10 +267,13 @@ class NativeTarget(BaseTarget):
 
     def _layer(self, number: int) -> LayerWeights:
         layer = f"model.layers.{number}."
-        products: dict[str, Any] = {}
-        for name, linears in LINEARS.items():
+        products: dict[str, Any] = {"gate_up": None, "down": None}
+        mixture = self.layout.experts_of(number)
+        for name, linears in linears_of(mixture).items():
             weight, bias = self._fused([f"{layer}{linear}_proj" for linear in linears])
             products |= {name: weight, f"{name}_bias": bias}
+        if mixture is not None:
+            products["experts"] = self._experts(layer, mixture)
         family, ropes = self.layout.family, self.layout.ropes
         of_heads = ("self_attn.q_norm", "self_attn.k_norm") if family.head_norms else (None, None)
         places = ("norm", "out_norm", "mlp_norm", "down_norm", "query_norm", "key_norm")
@@ -251,6 +288,29 @@ class NativeTarget(BaseTarget):
             release_free_memory()
             self._to_release = 0
         return made
+
+    def _experts(self, layer: str, mixture: Mixture) -> ExpertWeights:
+        """A layer's experts and their router.
+
+        Args:
+            layer: what names of its weights begin with.
+        """
+        names = [ROUTER, SHARED_GATE] if mixture.shared_gate else [ROUTER]
+        rows: list[Tensor] = []
+        for name in names:
+            weight = self._weights.raw(layer + name)
+            if weight is None:
+                raise InputError(f"the model has no weight {layer + name}")
+            rows.append(unstored(weight, torch.float32).to(self.device))
+        router = self.backend.pack(torch.cat(rows), torch.float32)
+        gate_up: list[Packed] = []
+        down: list[Packed] = []
+        for expert in range(mixture.experts):
+            gate_up.append(
+                self._packed([expert_name(layer, expert, part) for part in (GATE, UP)])
+            )
+            down.append(self._packed([expert_name(layer, expert, DOWN)]))
+        return ExpertWeights(router=router, gate_up=gate_up, down=down)
 
     def _fused(self, linears: list[str]) -> tuple[Packed, Tensor | None]:
         """One packed weight, and bias, for projections of the same input."""
@@ -352,15 +412,28 @@ class NativeTarget(BaseTarget):
             self.body = body
 
 
+def linears_of(mixture: Mixture | None) -> dict[str, tuple[str, ...]]:
+    """The fused projections of a layer, those of single experts aside."""
+    if mixture is None:
+        return LINEARS
+    attention = {name: LINEARS[name] for name in ("qkv", "out")}
+    return attention | SHARED_LINEARS if mixture.shared else attention
+
+
 def fits(model: Any) -> bool:
     """Whether the native decoder can run a transformers causal LM: its modules are plain layers of
     one type, as its config says."""
     config, head = model.config, model.lm_head
     if config.model_type not in FAMILIES or getattr(config, "use_bidirectional_attention", None):
         return False
+    fixed = FAMILIES[config.model_type].fixed
+    if any(getattr(config, name, None) not in (value, None) for name, value in fixed.items()):
+        return False
     layout, layers = layout_of(config), model.model.layers
-    names = [name for part in LINEARS.values() for name in part]
-    linears = [head, *(attrgetter(f"{name}_proj")(layer) for layer in layers for name in names)]
+    linears = [head]
+    for number, layer in enumerate(layers):
+        for part in linears_of(layout.experts_of(number)).values():
+            linears += [attrgetter(f"{name}_proj")(layer) for name in part]
     norms = [
         getattr(layer, name) for layer in layers for name in layout.family.norms if name is not None
     ]
@@ -373,6 +446,7 @@ def fits(model: Any) -> bool:
         activation_of(config) == layout.family.activation
         and all(type(linear) is nn.Linear and linear.in_features % 2 == 0 for linear in linears)
         and {linear.weight.dtype for linear in linears} <= {head.weight.dtype} & TYPES.keys()
+        and (layout.mixture is None or _has_experts(model, layout))
         and isinstance(model.model.embed_tokens, nn.Embedding)
         and head.out_features == layout.vocab_size
         and all(
@@ -382,6 +456,17 @@ def fits(model: Any) -> bool:
         and all(layer.self_attn.scaling == layout.scale for layer in layers)
         and {2 * len(frequencies) for frequencies in turns} == {head_width(config)}
     )
+
+
+def _has_experts(model: nn.Module, layout: Layout) -> bool:
+    """Whether a model's experts are those of its config, in the type of its other weights."""
+    weights = ModuleWeights(model, layout)
+    dtype = attrgetter(HEAD)(model).dtype
+    for name, shape in layout.shapes().items():
+        values = weights.get(HEAD if name == EMBEDDING else name)
+        if ".mlp." in name and (values is None or values.shape != shape or values.dtype != dtype):
+            return False
+    return not any(size % 2 for size in layout.product_sizes())
 
 
 def release_free_memory() -> None:

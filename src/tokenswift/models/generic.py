@@ -186,7 +186,8 @@ class GenericTarget(BaseTarget):
         self._final = getattr(self.body, norm)
         setattr(self.body, norm, nn.Identity())  # a pass ends with the states before the final norm
         weights = (*self.body.layers.parameters(), self.lm_head.weight)
-        self.weight_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
+        self.held_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
+        self.weight_bytes = self.held_bytes
         self.windows = self._pass(self._one_row())[1].windows
 
     def compute_as(self, how: LoadConfig, name: str) -> None:

@@ -254,7 +254,7 @@ def open_model(
     backend = backend_for(place, how.backend)
     if backend.decodes and not (folder.is_dir() and holds_heads(folder)):
         files = open_files(name, folder, how, place)
-        if files is not None:
+        if files is not None and (backend.mixtures or files.weights.layout.mixture is None):
             return FromFiles(files, how, backend)
     if how.weights != "stored":
         wrong = (

@@ -24,6 +24,7 @@ from tokenswift.kernels.cpu import backend as cpu
 from tokenswift.kernels.cpu.library import kernels_wanted, usable_processors
 from tokenswift.loader.default_model import DRAFT, cache_dir
 from tokenswift.loader.errors import refused_as
+from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.load import load
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget, fits
@@ -139,7 +140,7 @@ def make_target(
     if not bool(expected.isfinite().all()):
         raise InputError(f"model {name}: logits of its own forward hold NaN or infinite values")
     spread = any(True for _ in hooks_of(model))  # over several devices
-    if backend.decodes and not spread and fits(model):
+    if backend.decodes and not spread and fits(model) and _runs_experts(model, backend):
         target: Target = NativeTarget(model, backend, rotary, on_progress)
         error = logit_error(target, cases, expected)
         if error <= TOLERANCES[target.dtype]:
@@ -161,6 +162,11 @@ def make_target(
             f"its own forward by {error:.1e} of their size"
         )
     return target
+
+
+def _runs_experts(model: Any, backend: Backend) -> bool:
+    """Whether a backend has experts for a model of a native family that has them."""
+    return backend.mixtures or FAMILIES[model.config.model_type].experts is None
 
 
 def _cases(vocab: int) -> list[list[int]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from tokenswift.kernels.batch import check_rows
 from tokenswift.kernels.formats import PANEL
 from tokenswift.kernels.weights import (
+    MOST_EXPERTS,
     ExpertWeights,
     LayerWeights,
     Mixture,
@@ -37,7 +38,6 @@ SCALES = 3 * 4 * PAGE  # bytes of a page's scales
 KEY_LEVELS = 8191  # the greatest integer of keys of 16 bits
 MOST_WIDE = 512  # dimensions of a head whose keys may be of 16 bits: sums stay below 2^31
 
-MOST_EXPERTS = 4096  # whose scores for a row go by a thread's stack
 
 #: the weights of a layer that are multiplied with, in the order of the kernels
 PRODUCTS = ("qkv", "out", "gate_up", "down")
