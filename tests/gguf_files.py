@@ -15,7 +15,14 @@ from tests.tiny import BYTES, build
 
 QuantType = gguf.GGMLQuantizationType
 #: what files call model types, and fields of some besides
-ARCHITECTURES = {"mistral": "llama", "olmo3": "olmo2", "gemma3_text": "gemma3"}
+ARCHITECTURES = {
+    "mistral": "llama",
+    "olmo3": "olmo2",
+    "gemma3_text": "gemma3",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+}
 MORE = {
     "sliding_window": "attention.sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -26,6 +33,11 @@ MORE = {
     "logits_scaling": "logit_scale",
     "logit_scale": "logit_scale",
     "layer_norm_eps": "attention.layer_norm_epsilon",
+    "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
 #: widths that every format's blocks fit
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "initializer_range": 0.05}
@@ -72,7 +84,8 @@ def fields_of(config: Any, architecture: str) -> dict[str, Any]:
     """What a file says of a model."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
-    more = {} if architecture in ("llama", "qwen2", "qwen3") else MORE
+    is_plain = config.model_type in ("llama", "mistral", "qwen2", "qwen3")
+    more = {} if is_plain else MORE
     fields = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -168,6 +181,10 @@ def write(
     if divisors is not None:
         writer.add_tensor("rope_freqs.weight", divisors)
     for number, (name, parameter) in enumerate(model.named_parameters()):
+        if ".experts." in name:
+            parameter.data = _add_experts(writer, name, parameter.detach().float(), types or {})
+            continue
+        name = name.replace("block_sparse_moe.router", "mlp.gate")
         file_name = names.get_name(name, (".weight", ".bias"))
         heads = _paired_heads(file_name, config, architecture)
         weight = parameter.detach().float().clone()
@@ -176,7 +193,8 @@ def write(
         if heads:
             weight = _paired(weight, heads)
         kinds = [kind for part, kind in (types or {}).items() if part in file_name]
-        kind = kinds[-1] if kinds and weight.ndim == 2 else QuantType.F32
+        is_matrix = weight.ndim == 2 and "ffn_gate_inp" not in file_name
+        kind = kinds[-1] if kinds and is_matrix else QuantType.F32
         unpacked = _add_weight(writer, file_name, weight, kind, number)
         if weight.ndim == 1:
             unpacked -= added
@@ -190,13 +208,45 @@ def write(
 
 def _paired_heads(file_name: str, config: Any, architecture: str) -> int:
     """The heads of queries or keys whose rows the file has in pairs; 0 for other weights."""
-    if architecture not in ("llama", "smollm3", "granite"):
+    if architecture not in ("llama", "smollm3", "granite", "granitemoe"):
         return 0
     if "attn_q." in file_name:
         return config.num_attention_heads
     if "attn_k." in file_name:
         return config.num_key_value_heads
     return 0
+
+
+def _add_experts(
+    writer: gguf.GGUFWriter, name: str, values: torch.Tensor, types: Mapping[str, QuantType]
+) -> torch.Tensor:
+    """Add a parameter of all experts, a tensor for each of its projections; returns the values that
+    the file holds."""
+    layer = name.split(".")[2]
+    projections = ("gate", "up") if name.endswith("gate_up_proj") else ("down",)
+    unpacked: list[torch.Tensor] = []
+    for projection, weights in zip(projections, values.chunk(len(projections), 1), strict=True):
+        file_name = f"blk.{layer}.ffn_{projection}_exps.weight"
+        kinds = [kind for part, kind in types.items() if part in file_name]
+        kind = kinds[-1] if kinds else QuantType.F32
+        unpacked.append(_add_joint(writer, file_name, weights.contiguous(), kind))
+    return torch.cat(unpacked, 1)
+
+
+def _add_joint(
+    writer: gguf.GGUFWriter, file_name: str, weights: torch.Tensor, kind: QuantType
+) -> torch.Tensor:
+    """Add a tensor of all experts in a format; returns the values that the file holds."""
+    if kind in (QuantType.F32, QuantType.F16):
+        data = weights.numpy().astype(np.float32 if kind == QuantType.F32 else np.float16)
+        writer.add_tensor(file_name, data)
+        return torch.from_numpy(data.astype(np.float32))
+    if kind == QuantType.BF16:
+        data = gguf.quantize(weights.numpy(), kind)
+    else:
+        data = np.stack([blocks_of(expert, kind, seed) for seed, expert in enumerate(weights)])
+    writer.add_tensor(file_name, data, raw_dtype=kind)
+    return torch.from_numpy(gguf.dequantize(data, kind)).view_as(weights)
 
 
 def _add_weight(

@@ -20,13 +20,8 @@ EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "num_local_experts": 4}
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {},
-    "qwen3_moe": {
-        "head_dim": 8,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-    },
-    "mixtral": EXPERTS,
+    "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 0.5},
     "gpt_oss": {"head_dim": 8, "sliding_window": 16, "rope_parameters": PLAIN_ROPE, **EXPERTS},
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

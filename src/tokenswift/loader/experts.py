@@ -1,4 +1,4 @@
-"""Mixtures of experts in files and models: what a config says of them, and their weights one by one.
+"""Mixtures of experts in files and in models of transformers: their weights one by one.
 
 Checkpoints hold a tensor for each projection of each expert, or one of three dimensions for all of
 them, under several names. Here all have the names of the first kind: matrices are read, quantized

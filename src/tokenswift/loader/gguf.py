@@ -10,7 +10,7 @@ transformers' checkpoints; weights stay in the format of the file, whose rows ar
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +20,14 @@ from torch import Tensor
 
 from tokenswift.checks import shown
 from tokenswift.kernels.formats import FORMATS, Stored
+from tokenswift.kernels.weights import Mixture
 from tokenswift.loader.config import SAMPLING
+from tokenswift.loader.experts import SHARED_GATE, split_entries
 from tokenswift.loader.families import FAMILIES, Family
 from tokenswift.loader.gguf_header import WEIGHTS, Header, Place, read_header
 from tokenswift.loader.gguf_names import (
     ARCHITECTURES,
+    EXPERTS,
     FACTORS,
     INNER,
     NORMS,
@@ -120,6 +123,17 @@ class GgufFile:
         stored = Stored(FORMATS[place.kind.lower()], data.view(rows, -1))
         return stored if len(place.shape) == 2 else stored.decode().view(place.shape)
 
+    def part(self, name: str, index: int) -> Tensor | Stored:
+        """One matrix of a tensor of three dimensions, as it lies in the file."""
+        place = self.tensors[name]
+        count, rows, columns = place.shape
+        nbytes = place.nbytes // count
+        data = mapped(place.path, place.start + index * nbytes, nbytes)
+        dtype = DENSE.get(place.kind)
+        if dtype is not None:
+            return data.view(dtype).view(rows, columns)
+        return Stored(FORMATS[place.kind.lower()], data.view(rows, -1))
+
     def number(self, name: str, default: float | None = None) -> float:
         """A number of the file's architecture; one for each layer only where they are the same.
 
@@ -138,8 +152,16 @@ class GgufFile:
 
     def number_keys(self) -> dict[str, str]:
         """What the file calls the numbers of a config, behind the name of the architecture."""
-        kind = ARCHITECTURES.get(self.architecture)
+        kind = self.family_name()
         return {**NUMBER_KEYS, **(FAMILIES[kind].gguf_keys if kind else {})}
+
+    def family_name(self) -> str | None:
+        """The family of the model, but for one that differs by its windows alone; None: it is none
+        that runs."""
+        kind = ARCHITECTURES.get(self.architecture)
+        if kind == "llama" and self.metadata.get("llama.expert_count", 0) != 0:
+            return "mixtral"
+        return kind
 
     def full_keys(self) -> dict[str, str]:
         """What the file calls the numbers of a config."""
@@ -198,16 +220,39 @@ def weights_of(file: GgufFile, layout: Layout, dtype: torch.dtype, kind: str) ->
         has_one_added = family.plus_one and name.endswith("norm.weight")
         read = partial(read_tensor, file, theirs, heads, has_one_added)
         entries[name] = Entry(theirs, place.shape, place.kind, read)
+    if layout.mixture is not None:
+        entries = _split_experts(file, entries, layout.mixture, layout.hidden_size)
     shapes = layout.shapes()
     optional = [name for name in shapes if name.endswith("o_proj.bias")]  # 0 where there is none
     check_tensors(entries, shapes, WEIGHTS, file.where, optional)
     return Weights(layout, dtype, entries, kind)
 
 
+def _split_experts(
+    file: GgufFile, entries: Mapping[str, Entry], mixture: Mixture, hidden: int
+) -> dict[str, Entry]:
+    """The weights of each expert by themselves."""
+
+    def read(entry: Entry, expert: int, rows: slice) -> Tensor | Stored:
+        return file.part(entry.name, expert)
+
+    split = split_entries(entries, mixture, hidden, file.where, read)
+    for name, entry in split.items():
+        if name.endswith(SHARED_GATE) and entry.shape == (hidden,):  # a row, without saying so
+            row = partial(_row, entry.get)
+            split[name] = Entry(entry.name, (1, hidden), entry.kind, row)
+    return split
+
+
+def _row(read: Callable[[], Tensor | Stored]) -> Tensor:
+    """A vector as a matrix of one row."""
+    return unstored(read(), torch.float32).view(1, -1)
+
+
 def names_of(layers: int, family: Family) -> dict[str, str]:
     """What a file calls each tensor that a family's decoder can have, by its name in
     transformers."""
-    parts = dict(INNER)
+    parts = dict(INNER) if family.experts is None else {**INNER, **EXPERTS}
     for name, theirs in zip(family.norms, NORMS, strict=True):
         if name is not None:
             parts[name] = theirs

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tokenswift.loader.config import TRAINED_LENGTH, ModelConfig, completed
-from tokenswift.loader.families import FAMILIES, FULL, SLIDING, Family
+from tokenswift.loader.families import FAMILIES, FULL, SLIDING, ExpertFields, Family
 from tokenswift.loader.fields import Fields
 from tokenswift.loader.find import MERGED
 from tokenswift.loader.gguf import GgufFile, short
-from tokenswift.loader.gguf_names import ARCHITECTURES, BIASES, FACTORS, NUMBER_KEYS, OUTER
+from tokenswift.loader.gguf_names import ARCHITECTURES, BIASES, FACTORS, NUMBER_KEYS, OUTER, ROUTERS
 from tokenswift.loader.gguf_tokenizer import words_of
 from tokenswift.loader.layout import EMBEDDING, HEAD
 from tokenswift.loader.schema import check_numbers, refusal
@@ -36,11 +36,20 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "attn_logit_softcapping": (0,),
     "final_logit_softcapping": (0,),
     "expert_count": (0,),
+    "expert_used_count": (0,),
+    "expert_shared_count": (0,),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_gating_func": (0, 1),
+    "expert_weights_scale": (0, 1),
+    "leading_dense_block_count": (0,),
     "logit_scale": (0, 1),
     "embedding_scale": (0, 1),
     "residual_scale": (0, 1),
     "rope.scale_linear": (0, 1),
 }
+#: widths of experts, where a family's files have their own
+EXPERT_SIZES = ("moe_intermediate_size", "shared_expert_intermediate_size")
 #: families whose files name the architecture of another, and have windows
 WINDOWED = {"llama": "mistral", "olmo2": "olmo3"}
 
@@ -108,7 +117,11 @@ def _llama3(file: GgufFile, width: int, theta: float) -> dict[str, object]:
 def auto_dtype(file: GgufFile, place: str = "cpu") -> str:
     """What ``dtype="auto"`` means for a file: the type of its matrices where they are float
     numbers, bfloat16 where a card multiplies with quantized weights, else float32."""
-    kinds = {tensor.kind for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    kinds = {
+        tensor.kind
+        for name, tensor in file.tensors.items()
+        if len(tensor.shape) > 1 and ROUTERS not in name  # which are float32 in any file
+    }
     if "BF16" in kinds or (place != "cpu" and kinds - DENSE.keys()):
         return "bfloat16"
     return "float16" if kinds == {"F16"} else "float32"
@@ -125,7 +138,7 @@ def config_of(file: GgufFile) -> ModelConfig:
     numbers = _numbers(file)
     reader = Fields(numbers, file.where)
     width = reader.integer("head_dim")
-    kind = ARCHITECTURES[file.architecture]
+    kind = _family_name(file)
     if "sliding_window" in numbers:
         kind = WINDOWED.get(kind, kind)
     family = FAMILIES[kind]
@@ -143,6 +156,8 @@ def config_of(file: GgufFile) -> ModelConfig:
     for name, part in BIASES.items():
         fields[name] = f"blk.0.{part}.bias" in file.tensors
     fields.update(numbers)
+    if family.experts is not None:
+        fields["norm_topk_prob"] = _renormalised(file, family.experts)
     stated = {
         name: value
         for name, value in fields.items()
@@ -156,6 +171,20 @@ def config_of(file: GgufFile) -> ModelConfig:
             f"{file.where}: its sizes are not those of a {kind} model; valid: a sound file"
         )
     return config
+
+
+def _family_name(file: GgufFile) -> str:
+    """The family of a file that `_check_kind` lets pass."""
+    return file.family_name() or file.architecture
+
+
+def _renormalised(file: GgufFile, experts: ExpertFields) -> bool:
+    """Whether a row's scores of experts are divided by their sum."""
+    key = f"{file.architecture}.expert_weights_norm"
+    value = file.metadata.get(key, experts.gguf_renormalised)
+    if not isinstance(value, bool):
+        raise refusal(file.where, key, value, "true, false, or a file without it")
+    return value
 
 
 def _check_kind(file: GgufFile) -> None:
@@ -197,7 +226,7 @@ def _numbers(file: GgufFile) -> dict[str, object]:
         )
     vocab_size, hidden_size = embedding.shape
     numbers: dict[str, object] = {"vocab_size": vocab_size, "hidden_size": hidden_size}
-    family_keys = FAMILIES[ARCHITECTURES[file.architecture]].gguf_keys
+    family_keys = FAMILIES[_family_name(file)].gguf_keys
     defaults: dict[str, float] = {name: 0 for name in family_keys}
     defaults["head_dim"] = 0
     defaults["sliding_window"] = 0
@@ -239,7 +268,10 @@ def _check_neutral(file: GgufFile, numbers: Mapping[str, object], family: Family
         value = file.metadata.get(key, values[0])
         if value not in values:
             raise refusal(file.where, key, value, f"{values[-1]}, or a file without it")
-    for name in ("hidden_size", "intermediate_size"):
+    sizes = ("hidden_size", "intermediate_size", *EXPERT_SIZES)
+    for name in sizes:
+        if name in EXPERT_SIZES and name not in numbers:
+            continue
         size = reader.integer(name)
         if size % 2:
             raise refusal(file.where, file.full_keys()[name], size, "an even number")

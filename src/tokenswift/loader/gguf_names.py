@@ -46,6 +46,19 @@ INNER = {
     UP: "ffn_up",
     DOWN: "ffn_down",
 }
+#: what names of routers have in them
+ROUTERS = "ffn_gate_inp"
+#: parts of a layer with experts, one tensor for all of them
+EXPERTS = {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
 #: norms of a layer in the order of `families.Norms`
 NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 #: fields that say whether a model has biases, and parts of a layer that show it in files

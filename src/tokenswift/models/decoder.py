@@ -148,19 +148,21 @@ class NativeTarget(BaseTarget):
         self._angles = AngleTable(rotary)
         layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
         self.held_bytes = layer_bytes + self.head.nbytes
+        self._expert_bytes = sum(
+            weight.nbytes
+            for layer in weights
+            if layer.experts is not None
+            for weight in layer.experts.packed()
+        )
         self.weight_bytes = round(self.bytes_read(1))
 
     def bytes_read(self, rows: float) -> float:
         """See :meth:`BaseTarget.bytes_read`."""
-        return self.held_bytes - sum(self._unread(layer, rows) for layer in self.body.weights)
-
-    def _unread(self, layer: LayerWeights, rows: float) -> float:
-        """Bytes of a layer's experts that a pass is expected not to read."""
-        mixture = self.body.shape.mixture
-        if layer.experts is None or mixture is None:
-            return 0.0
-        experts_bytes = sum(weight.nbytes for weight in layer.experts.packed())
-        return experts_bytes * (1 - mixture.used / mixture.experts) ** rows
+        mixture = self.layout.mixture
+        if mixture is None:
+            return self.held_bytes
+        left_out = (1 - mixture.used / mixture.experts) ** rows
+        return self.held_bytes - left_out * self._expert_bytes
 
     # ---- passes ----------------------------------------------------------------------------------
 
@@ -306,9 +308,7 @@ class NativeTarget(BaseTarget):
         gate_up: list[Packed] = []
         down: list[Packed] = []
         for expert in range(mixture.experts):
-            gate_up.append(
-                self._packed([expert_name(layer, expert, part) for part in (GATE, UP)])
-            )
+            gate_up.append(self._packed([expert_name(layer, expert, part) for part in (GATE, UP)]))
             down.append(self._packed([expert_name(layer, expert, DOWN)]))
         return ExpertWeights(router=router, gate_up=gate_up, down=down)
 

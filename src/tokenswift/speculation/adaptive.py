@@ -56,7 +56,7 @@ class AdaptiveStrategy(Strategy):
         self.learnt = learnt
         self._free: list[Drafter] = []  # asked in every step
         self._priced: dict[str, Drafter] = {}
-        self.control = Control(Costs(learnt.ratios), {}, learnt.biases)
+        self.control = Control(Costs(learnt.ratios, learnt.first_cost), {}, learnt.biases)
         self._before: Step | None = None
         self._candidates: PricedCandidates | None = None  # None during a pause
         self._tree: DraftTree | None = None  # the last one; None before the first

@@ -10,7 +10,7 @@ at intervals that double. This module reads no clock: steps carry their own time
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TypedDict
@@ -23,6 +23,7 @@ from tokenswift.speculation.costs import (
     SMALLEST_WEIGHT,
     CostEstimate,
     Costs,
+    dense_cost,
 )
 from tokenswift.speculation.sequence_state import ALONE, BatchLoad
 
@@ -77,12 +78,14 @@ class Learnt:
         ratios: costs of passes by their rows, see `Costs`.
         biases: by mode, accepted ÷ expected drafted tokens.
         outcomes: how often recycled tokens were right, see `drafters.recycle`.
+        first_cost: of a pass by its rows before any was timed, see `Costs`.
     """
 
     calibration: Calibration = field(default_factory=Calibration)
     ratios: list[float] = field(default_factory=lambda: [0.0] * len(KNOTS))
     biases: dict[str, float] = field(default_factory=dict)
     outcomes: dict[tuple[int, int, int], tuple[float, float]] = field(default_factory=dict)
+    first_cost: Callable[[float], float] = dense_cost
 
 
 @dataclass(slots=True)

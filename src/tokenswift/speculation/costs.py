@@ -8,6 +8,7 @@ keeps its meaning when these change. This module reads no clock: steps carry the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 # Figures as in `control`: what half of a constant and twice as much do to tokens a unit of time.
@@ -27,18 +28,44 @@ SMALLEST_WEIGHT = 1 / 32  # the same in a ratio, and in a mode's running means: 
 _ANCHOR = 1 / 3
 
 
+def dense_cost(rows: float) -> float:
+    """Cost of a pass over so many rows before any was timed, where each reads all weights."""
+    return 1.0 + FIRST_COST * (rows - 1)
+
+
+def first_costs(bytes_read: Callable[[float], float]) -> Callable[[float], float]:
+    """The cost of a pass by its number of rows before any was timed: rows of a mixture of experts
+    have each their own experts, whose weights have to be read.
+
+    Args:
+        bytes_read: bytes of weights that a pass reads, by its number of rows.
+    """
+    one_row = max(1.0, bytes_read(1))
+
+    def cost(rows: float) -> float:
+        return dense_cost(rows) + bytes_read(rows) / one_row - 1.0
+
+    return cost
+
+
 class Costs:
     """Cost of a pass by its number of rows, in plain passes, and the milliseconds of a plain pass.
 
     Args:
         ratios: cost at each of :data:`KNOTS` as learnt so far, 0 where unknown; updated in place.
+        first_cost: cost of a pass by its number of rows before any was timed.
 
     Attributes:
         unit: milliseconds of a plain pass; 0 before the first step.
     """
 
-    def __init__(self, ratios: list[float] | None = None) -> None:
+    def __init__(
+        self,
+        ratios: list[float] | None = None,
+        first_cost: Callable[[float], float] = dense_cost,
+    ) -> None:
         self.ratios = [0.0] * len(KNOTS) if ratios is None else ratios
+        self._first_cost = first_cost
         self.unit = 0.0
         self._seen = [0] * len(KNOTS)
         self._plain = 0  # plain steps in a row
@@ -46,6 +73,8 @@ class Costs:
     def verify(self, rows: float) -> float:
         """Cost of a verify pass over ``rows`` rows, the choice of tokens included: interpolated
         between known row counts, extrapolated beyond the last with the mean slope up to it."""
+        if not any(self.ratios[1:]):
+            return self._first_cost(rows)
         low = 1
         low_cost = 1.0
         slope = FIRST_COST

@@ -14,6 +14,7 @@ from tokenswift.models.target import DraftModels
 from tokenswift.sampling.grammars import Grammars
 from tokenswift.speculation.calibration import Calibration
 from tokenswift.speculation.control import Learnt
+from tokenswift.speculation.costs import first_costs
 from tokenswift.speculation.drafters.draft_model import ModelContext, ModelDrafter
 from tokenswift.speculation.eagle.config import EagleWeights
 from tokenswift.speculation.eagle.features import Features
@@ -151,4 +152,6 @@ class Resources:
         """What adaptive drafting has learnt on this model with this number of threads (see
         `control`)."""
         calibration = Calibration(None if self.heads is None else self.heads.calibration)
-        return self._learnt.setdefault(torch.get_num_threads(), Learnt(calibration))
+        first_cost = first_costs(self.target.bytes_read)
+        learnt = Learnt(calibration, first_cost=first_cost)
+        return self._learnt.setdefault(torch.get_num_threads(), learnt)
