@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests import tiny
 from tests.cli.conftest import Call
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, InputError, memory
@@ -112,3 +113,16 @@ def test_the_layers_with_keys_of_16_bits_are_named(llm: LLM) -> None:
     assert "keys are of 16 bits" not in text_of(forecast)
     forecast["int16_keys"] = [0, 3]
     assert "keys are of 16 bits in layers 0, 3\n" in text_of(forecast)
+
+
+def test_a_mixture_reads_fewer_weights_than_it_holds() -> None:
+    mixture = LLM.from_model(tiny.tiny_model("qwen3_moe"), tiny_tokenizer(), heads="none")
+    run = Sequence(mixture.resources, Request([1, 2, 3], 5, "autoregressive", ignore_eos=True))
+    forecast = memory_forecast(run)
+    assert forecast["weights_read"] < forecast["weights"]
+    assert f"a token reads {forecast['weights_read'] / 1e9:.3f} of" in text_of(forecast)
+
+
+def test_a_dense_model_reads_all_its_weights(llm: LLM) -> None:
+    forecast = memory_forecast(run_of(llm, 5))
+    assert forecast["weights_read"] == forecast["weights"]

@@ -25,7 +25,10 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 #: dense families, and mixtures whose other parts are theirs
 PAIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mixtral", {"num_local_experts": 6}),
-    "qwen3": ("qwen3_moe-renormalised", {"mlp_only_layers": [], "moe_intermediate_size": 64}),
+    "qwen3": (
+        "qwen3_moe-renormalised",
+        {"mlp_only_layers": [], "moe_intermediate_size": 64, "head_dim": 16},
+    ),
 }
 
 

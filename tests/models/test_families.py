@@ -3,6 +3,7 @@ compared."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from tests.tiny import SIZES, VOCAB, build
 from tokenswift import LLM, SamplingParams
+from tokenswift.kernels.attention import AttentionContext
 from tokenswift.kernels.base import Backend
 from tokenswift.models import source, target
 from tokenswift.models.generic import GenericTarget
@@ -79,8 +81,8 @@ def test_a_model_whose_tree_passes_differ_is_refused(monkeypatch: pytest.MonkeyP
     """A cap of the scores that the attention function does not know of."""
     real = Backend.attend
 
-    def uncapped(self: Any, *args: Any, softcap: Any = None, **kwargs: Any) -> Any:
-        return real(self, *args, **kwargs)
+    def uncapped(self: Backend, query: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        return real(self, query, replace(context, softcap=None))
 
     monkeypatch.setattr(Backend, "attend", uncapped)
     for where in (target, source):

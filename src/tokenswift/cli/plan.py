@@ -42,6 +42,9 @@ class Forecast(TypedDict):
         new: new tokens.
         parts: bytes of memory by part.
         peak: their sum.
+        weights_read: bytes of weights that a token reads; of a mixture of experts, fewer than there
+            are.
+        weights: bytes of all weights that passes may read.
         int16_keys: layers whose keys are of 16 bits.
         free: bytes that are available; None where the system does not say.
         most: the most new tokens that fit them; None as for ``free``.
@@ -53,6 +56,8 @@ class Forecast(TypedDict):
     new: int
     parts: dict[str, int]
     peak: int
+    weights_read: int
+    weights: int
     int16_keys: list[int]
     free: int | None
     most: int | None
@@ -104,6 +109,8 @@ def memory_forecast(run: Sequence) -> Forecast:
         "new": run.max_new_tokens,
         "parts": parts,
         "peak": sum(parts.values()),
+        "weights_read": target.weight_bytes,
+        "weights": target.held_bytes,
         "int16_keys": target.wide_layers,
         "free": None if memory is None else memory.free,
         "most": most,
@@ -139,6 +146,9 @@ def text_of(forecast: Forecast) -> str:
         table(("memory", "GB"), sizes, right=(1,)),
         "",
     ]
+    if forecast["weights_read"] < forecast["weights"]:
+        read = f"{forecast['weights_read'] / GIGA:.3f}"
+        lines.append(f"a token reads {read} of {forecast['weights'] / GIGA:.3f} GB of weights")
     if forecast["int16_keys"]:
         lines.append(f"keys are of 16 bits in layers {', '.join(map(str, forecast['int16_keys']))}")
     if forecast["free"] is not None and forecast["most"] is not None:

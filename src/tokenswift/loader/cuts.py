@@ -103,6 +103,7 @@ RULES = {
     "llama-bpe": Rule((_WORDS % "{1,3}",), ignores_merges=True, adds_bos=True),
     "qwen2": Rule((_WORDS % "",), composes=True),
     "dbrx": Rule((_WORDS % "{1,3}",)),
+    "olmo": Rule(composes=True),
     "tekken": Rule((CAMEL % ("", "", ""),), ignores_merges=True, adds_bos=True),
     "gpt-4o": Rule((CAMEL % (f"{CONTRACTION}?", f"{CONTRACTION}?", "{1,3}"),)),
     "seed-coder": Rule((rf"{CONTRACTION}|{WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{BLANKS}",)),

@@ -179,8 +179,14 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             f"the model has PEFT adapters ({', '.join(map(str, adapters))}); valid: {MERGED}"
         )
     tied = getattr(model, "all_tied_weights_keys", None) or {}
-    for path in sorted(name for name, _ in model.named_parameters() if name not in tied):
-        yield path, load_parameter(model, path)
+    paths = sorted(name for name, _ in model.named_parameters() if name not in tied)
+    named = ((path, load_parameter(model, path)) for path in paths)
+    family = FAMILIES.get(getattr(model.config, "model_type", ""))
+    if family is None or family.experts is None:
+        yield from named
+        return
+    parts = [part for path, values in named for part in parameter_parts(path, values)]
+    yield from sorted(parts, key=itemgetter(0))
 
 
 def versions() -> dict[str, str]:
