@@ -13,6 +13,7 @@ from tests.gguf_files import small, write
 from tests.loader.test_gguf import GREEDY, MIXES, PROMPT, far, lean_logits, logits, opened
 from tokenswift import LLM
 from tokenswift.kernels.weights import Mixture
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.source import FromFiles
 from tokenswift.types import InputError
 
@@ -37,6 +38,14 @@ CHANGES: dict[str, dict[str, Any]] = {
 def written(path: Path, kind: str, mix: str = "f32", **options: Any) -> Any:
     """The model of a family's file."""
     return write(path, small(kind, **CHANGES[kind]), MIXES[mix], **options)
+
+
+def mixture_of(path: Path) -> Mixture:
+    """The mixture that a file says."""
+    layout = opened(path).target.layout
+    assert layout is not None
+    assert layout.mixture is not None
+    return layout.mixture
 
 
 @pytest.mark.parametrize(
@@ -68,9 +77,11 @@ def test_the_router_stays_float_where_weights_are_quantized(tmp_path: Path) -> N
     path = tmp_path / "model.gguf"
     written(path, "olmoe")
     llm = opened(path, weights="q8_0")
-    layer = llm.target.body.weights[0]
-    assert layer.experts.router.data.dtype == torch.float32
-    assert all(weight.stored for weight in layer.experts.packed())
+    assert isinstance(llm.target, NativeTarget)
+    experts = llm.target.body.weights[0].experts
+    assert experts is not None
+    assert experts.router.data.dtype == torch.float32
+    assert all(weight.stored for weight in experts.packed())
 
 
 @pytest.mark.parametrize(
@@ -81,15 +92,13 @@ def test_scores_are_renormalised_as_the_family_does_where_a_file_does_not_say(
 ) -> None:
     path = tmp_path / "model.gguf"
     written(path, kind)
-    mixture = opened(path).target.layout.mixture
-    assert isinstance(mixture, Mixture)
-    assert mixture.renormalised is renormalised
+    assert mixture_of(path).renormalised is renormalised
 
 
 def test_a_file_says_whether_scores_are_renormalised(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     written(path, "olmoe", fields={"olmoe.expert_weights_norm": True})
-    assert opened(path).target.layout.mixture.renormalised
+    assert mixture_of(path).renormalised
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -139,8 +148,8 @@ def test_files_that_say_what_cannot_be_are_refused_in_a_line(name: str, tmp_path
 def test_an_expert_is_read_from_its_place(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     model = written(path, "qwen3_moe")
-    weights = opened(path).source._files.weights
+    source = opened(path).source
     for expert in (0, 3, 4):
         both = model.model.layers[1].mlp.experts.gate_up_proj[expert]
-        up = weights.get(f"model.layers.1.mlp.experts.{expert}.up_proj.weight")
+        up = source.weight(f"model.layers.1.mlp.experts.{expert}.up_proj.weight")
         assert torch.equal(up, both[256:])
