@@ -269,7 +269,7 @@ class NativeTarget(BaseTarget):
 
     def _layer(self, number: int) -> LayerWeights:
         layer = f"model.layers.{number}."
-        products: dict[str, Any] = {"gate_up": None, "down": None}
+        products: dict[str, Any] = dict.fromkeys(("gate_up", "down"))
         mixture = self.layout.experts_of(number)
         for name, linears in linears_of(mixture).items():
             weight, bias = self._fused([f"{layer}{linear}_proj" for linear in linears])
