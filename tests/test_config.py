@@ -39,7 +39,8 @@ def test_errors_carry_the_field() -> None:
     ):
         with pytest.raises(InputError) as caught:
             make()
-        assert caught.value.field == field and str(caught.value).startswith(f"{field} is ")
+        assert caught.value.field == field
+        assert str(caught.value).startswith(f"{field} is ")
         copied = pickle.loads(pickle.dumps(caught.value))
         assert (copied.field, str(copied)) == (field, str(caught.value))
     assert InputError("no field").field is None

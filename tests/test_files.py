@@ -36,7 +36,8 @@ def test_nothing_but_a_regular_file_is_replaced(tmp_path: Path, kind: str) -> No
     before = target.stat().st_mode
     with pytest.raises(OSError, match="not a regular file"), replacing(target) as part:
         part.write_text("new")
-    assert target.stat().st_mode == before and names(tmp_path) == ["target"]
+    assert target.stat().st_mode == before
+    assert names(tmp_path) == ["target"]
 
 
 def test_a_link_stays_and_leads_to_the_new_file(tmp_path: Path) -> None:
@@ -44,9 +45,11 @@ def test_a_link_stays_and_leads_to_the_new_file(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     with replacing(tmp_path / "link") as part:
         part.write_text("new")
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
     write_text(tmp_path / "link", "newer")
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "newer"
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "newer"
     assert names(tmp_path) == ["link", "real"]
 
 

@@ -106,6 +106,6 @@ def memory_limits(mounts: Path = MOUNTS, own_groups: Path = OWN_GROUPS) -> Itera
 def _statistic(path: Path, name: str) -> int:
     """A number of a file of names and numbers; 0 where there is none."""
     with suppress(OSError, ValueError):
-        found = re.search(rf"^{name} (\d+)$", path.read_text(encoding="ascii"), re.MULTILINE)
-        return int(found[1]) if found else 0
+        line = re.search(rf"^{name} (\d+)$", path.read_text(encoding="ascii"), re.MULTILINE)
+        return int(line[1]) if line else 0
     return 0

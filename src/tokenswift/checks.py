@@ -34,8 +34,9 @@ def check_integer(
     """
     number = integer_of(value)
     if number is None or not least <= number <= most:
-        usual = f"of at least {least}" if most == LARGEST else f"from {least} to {most:,}"
-        raise InputError(f"{name} is {shown(value)}; valid: {valid or f'an integer {usual}'}", name)
+        bounds = f"of at least {least}" if most == LARGEST else f"from {least} to {most:,}"
+        valid = valid or f"an integer {bounds}"
+        raise InputError(f"{name} is {shown(value)}; valid: {valid}", name)
     return number
 
 
@@ -47,17 +48,17 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         )
 
 
-def meant(given: object, words: Iterable[str]) -> str:
-    """What a refusal ends with: the word that was probably meant, if any."""
-    if not isinstance(given, str):
+def meant(value: object, words: Iterable[str]) -> str:
+    """What the refusal of a value ends with: the word that was probably meant, if any."""
+    if not isinstance(value, str):
         return ""
     by_name = {word.lstrip("-"): word for word in words}
-    wrong = given.lower().lstrip("-")
+    wrong = value.lower().lstrip("-")
     names = [name for name in by_name if len(wrong) > 2 and name.startswith(wrong)]
     # "torch_dtype" holds the word "dtype"
     names += [name for name in by_name if f"_{name}_" in f"_{wrong}_" and name != wrong]
     names += get_close_matches(wrong, by_name, n=1)
-    if not names or by_name[names[0]] == given:
+    if not names or by_name[names[0]] == value:
         return ""
     return f"; did you mean {by_name[names[0]]}?"
 
@@ -109,23 +110,25 @@ def check_text(name: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        found = ascii(text[error.start])
-        raise InputError(
-            f"{name} holds a lone surrogate (character {error.start}, {found}); valid: whole "
-            f"characters",
-            name,
-        ) from error
+        character = f"character {error.start}, {ascii(text[error.start])}"
+        line = f"{name} holds a lone surrogate ({character}); valid: whole characters"
+        raise InputError(line, name) from error
     return text
 
 
 def depth_and_size(value: object, most: int) -> tuple[int, int]:
     """How deep objects and lists of a JSON value lie in each other (counted to one more than
     ``most``), and how many values it has down to there."""
-    level, depth, count = [value] if isinstance(value, dict | list) else [], 0, 1
+    level = [value] if isinstance(value, dict | list) else []
+    depth = 0
+    count = 1
     while level and depth <= most:
-        inner = [one.values() if isinstance(one, dict) else one for one in level]
-        count += sum(map(len, inner))
-        level = [one for values in inner for one in values if isinstance(one, dict | list)]
+        next_level: list[dict[object, object] | list[object]] = []
+        for container in level:
+            values = container.values() if isinstance(container, dict) else container
+            count += len(values)
+            next_level += [inner for inner in values if isinstance(inner, dict | list)]
+        level = next_level
         depth += 1
     return depth, count
 

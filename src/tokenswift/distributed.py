@@ -1,8 +1,8 @@
 """Many texts on many machines, by Ray Data: `Generator` is an actor class for ``map_batches``.
 
-Ray schedules, starts dead actors anew and retries their rows; what is here writes each row's text
-into a run's folder, and goes on inside it where a dead actor left it. Every node needs this
-package, and the model.
+Ray schedules, starts dead actors anew and retries their rows; an actor writes each row's text into
+a run's folder, and goes on inside it where a dead actor left it. Every node needs this package, and
+the model.
 """
 
 from __future__ import annotations
@@ -12,13 +12,19 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenswift.config.loading import ModelOptions
 from tokenswift.config.sampling import SamplingParams, sampling_over
 from tokenswift.engine.request import FIELDS, SAMPLING, Request, asked
 from tokenswift.runs.folder import Busy
 from tokenswift.types import InputError
+
+if TYPE_CHECKING:
+    from pyarrow import Table
+
+    from tokenswift.chat.prompts import Prompt
+    from tokenswift.engine.ticket import Ticket
 
 #: seconds that an actor waits for a folder: a file server lets go of a dead node's locks after
 #: about 90
@@ -39,8 +45,9 @@ class Generator:
             batch_format="pyarrow",
             compute=ray.data.ActorPoolStrategy(
                 size=8,
-                max_tasks_in_flight_per_actor=4,  # ``at_once``: none waits at an actor while
-                another has room max_concurrent_calls_per_actor=4,
+                # both as ``at_once``: no row waits at an actor while another has room
+                max_tasks_in_flight_per_actor=4,
+                max_concurrent_calls_per_actor=4,
                 enable_true_multi_threading=True,
             ),
         )
@@ -51,9 +58,8 @@ class Generator:
     ``new_tokens`` and ``error`` (what made it fail, else null).
     The text is, token by token, that of ``LLM.generate``.
 
-    A folder is written by one actor at a time: another waits until it is let go of, as the system
-        does when
-    a process dies.
+    A folder is written by one actor at a time: another waits until the first lets go of it, as the
+    system does for a process that dies.
 
     Args:
         out: a folder that is there and that all nodes see, with a run's folder for each row.
@@ -81,31 +87,34 @@ class Generator:
         from tokenswift.engine.scheduler import Scheduler
 
         if not Path(out).is_dir():
-            seen = f"out is {str(out)!r}: node {socket.gethostname()} does not see it"
-            raise InputError(f"{seen}; valid: a folder that all nodes share")
+            line = f"out is {str(out)!r}: node {socket.gethostname()} does not see it"
+            raise InputError(f"{line}; valid: a folder that all nodes share")
         self._llm = LLM(model, **(loading or ModelOptions()))
-        self._fields = {key: settings.pop(key) for key in SAMPLING if key in settings}
-        self._sampling, self._settings = sampling, settings
-        self._usual("")  # what is wrong with it is said now
+        self._sampling_fields = {key: settings.pop(key) for key in SAMPLING if key in settings}
+        self._sampling = sampling
+        self._settings = settings
+        self._default_sampling("")  # its errors are those of the job, and not of every row
         self._out = Path(out)
         self._scheduler = Scheduler(self._llm, at_once)
 
-    def _usual(self, prompt: Any) -> SamplingParams:
+    def _default_sampling(self, prompt: Prompt) -> SamplingParams:
         """The sampling of a prompt, but for settings of its row."""
         if self._sampling is not None:
             return self._sampling
-        return sampling_over(self._llm.default_sampling(prompt), self._fields)
+        return sampling_over(self._llm.default_sampling(prompt), self._sampling_fields)
 
-    def __call__(self, batch: Any) -> Any:
-        """The rows with their texts; both are tables of pyarrow."""
+    def __call__(self, batch: Table) -> Table:
+        """The rows with their texts."""
         import pyarrow
 
-        made = [self._end(one) for one in [self._begin(row) for row in batch.to_pylist()]]
+        tickets = [self._begin(row) for row in batch.to_pylist()]
+        columns = [self._end(ticket) for ticket in tickets]
         for name, kind in COLUMNS.items():
-            batch = batch.append_column(name, pyarrow.array([one.get(name) for one in made], kind))
+            values = [row_columns.get(name) for row_columns in columns]
+            batch = batch.append_column(name, pyarrow.array(values, kind))
         return batch
 
-    def _begin(self, row: Mapping[str, Any]) -> Any:
+    def _begin(self, row: Mapping[str, object]) -> Ticket | Exception:
         """The ticket of a row's text, or the exception that says what is wrong with the row."""
         try:
             record = {
@@ -115,14 +124,15 @@ class Generator:
                 raise InputError(
                     "a row has no id; valid: a column id, with a value of its own in each row"
                 )
-            one = asked(record, "")
+            prompt = asked(record, "")
+            default_sampling = self._default_sampling(prompt.prompt)
             return self._submit(
-                one.request(self._settings, self._usual(one.prompt), self._out / one.name)
+                prompt.request(self._settings, default_sampling, self._out / prompt.name)
             )
         except Exception as error:  # of this row: the others go on
             return error
 
-    def _submit(self, request: Request) -> Any:
+    def _submit(self, request: Request) -> Ticket:
         """Have it run, as soon as nobody else writes its folder."""
         end = time.monotonic() + PATIENCE
         while True:
@@ -133,14 +143,17 @@ class Generator:
                     raise
             time.sleep(1.0)
 
-    def _end(self, begun: Any) -> dict[str, Any]:
-        """The columns of a row, once its text is over."""
+    def _end(self, ticket: Ticket | Exception) -> dict[str, object]:
+        """The columns of a row, once its text has ended."""
         try:
-            if isinstance(begun, Exception):
-                raise begun
-            begun.wait()
-            result = begun.result
+            if isinstance(ticket, Exception):
+                raise ticket
+            ticket.wait()
+            result = ticket.result
         except Exception as error:
             return {"error": " ".join(str(error).split()) or type(error).__name__}
-        made = {"text": result.text, "finish_reason": result.finish_reason}
-        return made | {"new_tokens": len(result.token_ids)}
+        return {
+            "text": result.text,
+            "finish_reason": result.finish_reason,
+            "new_tokens": len(result.token_ids),
+        }

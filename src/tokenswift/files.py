@@ -1,5 +1,5 @@
 """Files: small ones read within bounds, JSON of checkpoints among them (they come from anybody),
-and a file written whole or not at all."""
+and a file replaced by a complete one or not at all."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from typing import Any
 from tokenswift.checks import depth_and_size, shown
 from tokenswift.types import InputError
 
-#: more than any model's files have: bytes of a config, of a file of its tokenizer, and of weights'
-#: index
-MOST_CONFIG, MOST_TOKENIZER, MOST_INDEX = 1 << 24, 1 << 26, 1 << 26
-#: objects and lists in each other, and fields of the outermost
-MOST_DEPTH, MOST_FIELDS = 64, 4096
+# bytes: more than any model's files have
+MOST_CONFIG = 1 << 24
+MOST_TOKENIZER = 1 << 26
+MOST_INDEX = 1 << 26  # of the index of weights
+MOST_DEPTH = 64  # objects and lists in each other
+MOST_FIELDS = 4096  # of the outermost object
 
 
 def read_small(path: Path, most: int = 1 << 20) -> bytes:
@@ -32,14 +33,13 @@ def read_small(path: Path, most: int = 1 << 20) -> bytes:
     Raises:
         OSError: it is not there, cannot be read, is no regular file, or is larger.
     """
-    handle = os.open(
-        path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    )  # a pipe would wait for its writer
+    # a pipe would wait for its writer
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        if found.st_size > most:
+        if status.st_size > most:
             raise OSError(errno.EFBIG, "it is too large", str(path))
         return file.read(most)
 
@@ -121,22 +121,19 @@ def object_in(path: Path, most: int, where: str) -> dict[str, Any]:
             UTF-8.
     """
     try:
-        said = json.loads(read_small(path, most).decode())
-        reason = None
-        if not isinstance(said, dict):
-            reason = "it is not an object"
-        elif len(said) > MOST_FIELDS:
-            reason = f"it has {len(said):,} fields, at most {MOST_FIELDS:,} are valid"
-        elif depth_and_size(said, MOST_DEPTH)[0] > MOST_DEPTH:
-            reason = f"it has objects or lists more than {MOST_DEPTH} deep"
+        value = json.loads(read_small(path, most).decode())
+        if not isinstance(value, dict):
+            raise ValueError("it is not an object")
+        if len(value) > MOST_FIELDS:
+            raise ValueError(f"it has {len(value):,} fields, at most {MOST_FIELDS:,} are valid")
+        if depth_and_size(value, MOST_DEPTH)[0] > MOST_DEPTH:
+            raise ValueError(f"it has objects or lists more than {MOST_DEPTH} deep")
     except (OSError, ValueError, RecursionError) as error:
-        reason = line_of(error)
-    if reason is not None:
         raise InputError(
-            f"{where}: its {path.name} cannot be used ({reason}); valid: a JSON object of up to "
-            f"{most >> 20} MB"
-        )
-    return said
+            f"{where}: its {path.name} cannot be used ({line_of(error)}); valid: a JSON object of "
+            f"up to {most >> 20} MB"
+        ) from error
+    return value
 
 
 def weight_map(index: Path, where: str) -> dict[str, str]:
@@ -148,22 +145,19 @@ def weight_map(index: Path, where: str) -> dict[str, str]:
     Raises:
         InputError: it cannot be read, is empty, or names anything but such files of its own folder.
     """
-    said = object_in(index, MOST_INDEX, where).get("weight_map")
-    if not isinstance(said, dict) or not said:
-        raise InputError(
-            f"{where}: weight_map of {index.name} is {shown(said)}; valid: files of tensors by name"
-        )
-    valid = re.compile(r"[\w.-]{1,243}\.safetensors", re.ASCII)
-    for name in said.values():
-        if not isinstance(name, str) or valid.fullmatch(name) is None:
-            raise InputError(
-                f"{where}: {index.name} names the file {shown(name)}; valid: safetensors files "
-                f"of the folder"
-            )
-    return said
+    files = object_in(index, MOST_INDEX, where).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        line = f"{where}: weight_map of {index.name} is {shown(files)}"
+        raise InputError(f"{line}; valid: files of tensors by name")
+    file_name = re.compile(r"[\w.-]{1,243}\.safetensors", re.ASCII)
+    for name in files.values():
+        if not isinstance(name, str) or file_name.fullmatch(name) is None:
+            line = f"{where}: {index.name} names the file {shown(name)}"
+            raise InputError(f"{line}; valid: safetensors files of the folder")
+    return files
 
 
 def line_of(error: BaseException) -> str:
-    """What an error says, as a piece of a line."""
+    """The message of an error, as a piece of a line."""
     text = error.strerror if isinstance(error, OSError) else str(error)
     return " ".join((text or str(error)).split())[:160] or type(error).__name__

@@ -4,9 +4,10 @@ allocated."""
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import psutil
 import torch
@@ -16,8 +17,8 @@ from tokenswift.checks import counted, shown
 from tokenswift.config.sampling import CONTINUED_LENGTH
 from tokenswift.types import InputError
 
-ANSWER = 1024  # least default of an answer's new tokens
-SHARE = 16  # an answer may fill 1 / this of a device's memory by default; a pass works in as much
+LEAST_ANSWER = 1024  # least default of an answer's new tokens
+ANSWER_SHARE = 16  # an answer may fill 1 / this of a device's memory by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +45,67 @@ class Memory(NamedTuple):
     total: int
 
 
-def check_run(model: Any, strategy: Any, prompt: int, max_new_tokens: int, spare: int = 0) -> None:
+class DeviceMemory(Protocol):
+    """What is asked of a model's `kernels.base.Backend`."""
+
+    def memory(self) -> Memory | None:
+        """Memory of its device; None where the system does not say."""
+        ...
+
+
+class Positions(Protocol):
+    """What is asked of a model's rotary embedding."""
+
+    @property
+    def limit(self) -> int | None:
+        """The most positions; None: any number."""
+        ...
+
+
+class CachedModel(Protocol):
+    """What is asked of a model, a `models.base.BaseTarget`."""
+
+    @property
+    def backend(self) -> DeviceMemory: ...
+
+    @property
+    def rotary(self) -> Positions: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of a token in the full KV cache."""
+        ...
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Bytes of a full KV cache."""
+        ...
+
+
+class NeedsMemory(Protocol):
+    """What is asked of a strategy."""
+
+    def needs(self, text: int, row: int) -> Sequence[Need]:
+        """What it needs besides the full cache, for a text of so many tokens, with so many bytes a
+        node of a tree."""
+        ...
+
+
+def check_run(
+    model: CachedModel,
+    strategy: NeedsMemory,
+    prompt: int,
+    max_new_tokens: int,
+    spare: int = 0,
+) -> None:
     """Check that a run fits the memory of the model's device.
 
     Args:
-        model: a `models.base.BaseTarget`.
-        strategy: its ``needs(tokens, bytes of a tree's node)`` gives what it needs besides the full
-            cache.
         prompt, max_new_tokens: numbers of tokens.
         spare: bytes that will be free when it runs, besides those that are free now.
     Raises:
@@ -61,49 +116,53 @@ def check_run(model: Any, strategy: Any, prompt: int, max_new_tokens: int, spare
     if memory is None:
         return
     needs = needs_of(model, strategy, prompt, max_new_tokens)
-    total, free = sum(need.nbytes for need in needs if need.sure), memory.free + spare
-    if total > free:
-        most = max((need for need in needs if need.sure), key=lambda need: need.nbytes)
-    else:
-        most = max(needs, key=lambda need: need.nbytes)
-        total, free = most.nbytes, memory.total
-        if total <= free:
+    sure_needs = [need for need in needs if need.sure]
+    needed = sum(need.nbytes for need in sure_needs)
+    available = memory.free + spare
+    largest_need = max(sure_needs, key=lambda need: need.nbytes)
+    if needed <= available:
+        largest_need = max(needs, key=lambda need: need.nbytes)
+        needed = largest_need.nbytes
+        available = memory.total
+        if needed <= available:
             return
-    valid = f"a smaller {most.name}"
-    if most.name in ("prompt", "max_new_tokens"):
-        new = largest(model, strategy, prompt, free)
-        valid = f"max_new_tokens up to {new}" if new else "a shorter prompt"
-        valid += ", a dtype of two bytes" if str(model.dtype) == "torch.float32" else ""
-    value = most.value if isinstance(most.value, str) else shown(most.value)
-    needed = f"the run needs {total:,} bytes of memory, {free:,} bytes are available"
-    raise InputError(f"{most.name} is {value}; {needed}; valid: {valid}")
+    valid = f"a smaller {largest_need.name}"
+    if largest_need.name in ("prompt", "max_new_tokens"):
+        fitting = largest(model, strategy, prompt, available)
+        valid = f"max_new_tokens up to {fitting}" if fitting else "a shorter prompt"
+        valid += ", a dtype of two bytes" if model.dtype == torch.float32 else ""
+    value = largest_need.value
+    value = value if isinstance(value, str) else shown(value)
+    sizes = f"the run needs {needed:,} bytes of memory, {available:,} bytes are available"
+    raise InputError(f"{largest_need.name} is {value}; {sizes}; valid: {valid}")
 
 
-def needs_of(model: Any, strategy: Any, prompt: int, max_new_tokens: int) -> list[Need]:
+def needs_of(
+    model: CachedModel, strategy: NeedsMemory, prompt: int, max_new_tokens: int
+) -> list[Need]:
     """What a run needs: the full cache, as two entries for prompt and new tokens; and the
     strategy's needs."""
-    read, node = (
-        model.cache_bytes(prompt),
-        model.cache_bytes(1) + 4 * model.vocab_size,
-    )  # a float32 a logit
+    prompt_bytes = model.cache_bytes(prompt)
+    text_bytes = model.cache_bytes(prompt + max_new_tokens)
+    node_bytes = model.cache_bytes(1) + 4 * model.vocab_size  # logits are float32
     return [
-        Need("prompt", counted(prompt, "token"), read),
-        Need("max_new_tokens", max_new_tokens, model.cache_bytes(prompt + max_new_tokens) - read),
-        *strategy.needs(prompt + max_new_tokens, node),
+        Need("prompt", counted(prompt, "token"), prompt_bytes),
+        Need("max_new_tokens", max_new_tokens, text_bytes - prompt_bytes),
+        *strategy.needs(prompt + max_new_tokens, node_bytes),
     ]
 
 
-def largest(model: Any, strategy: Any, prompt: int, free: int) -> int:
+def largest(model: CachedModel, strategy: NeedsMemory, prompt: int, free: int) -> int:
     """The largest number of new tokens that fits ``free`` bytes; 0 if none does."""
 
-    def taken(new: int) -> int:
+    def needed(new: int) -> int:
         return sum(need.nbytes for need in needs_of(model, strategy, prompt, new) if need.sure)
 
     lengths = range(max(1, free // max(model.kv_bytes, 1)) + 2)
-    return max(0, bisect_right(lengths, free, key=taken) - 1)
+    return max(0, bisect_right(lengths, free, key=needed) - 1)
 
 
-def default_length(model: Any, answered: bool, prompt: int) -> int:
+def default_length(model: CachedModel, answered: bool, prompt: int) -> int:
     """The default of ``max_new_tokens`` after a prompt of ``prompt`` tokens.
 
     It is 200 for continued text. An answer may use all positions of the model that are left, as far
@@ -111,11 +170,12 @@ def default_length(model: Any, answered: bool, prompt: int) -> int:
     """
     if not answered:
         return CONTINUED_LENGTH
-    memory, limit = model.backend.memory(), model.rotary.limit
-    held = (
-        ANSWER if memory is None else max(ANSWER, memory.total // SHARE // max(1, model.kv_bytes))
-    )
-    return held if limit is None else max(1, min(held, limit - prompt))
+    memory = model.backend.memory()
+    length = LEAST_ANSWER
+    if memory is not None:
+        length = max(length, memory.total // ANSWER_SHARE // max(1, model.kv_bytes))
+    limit = model.rotary.limit
+    return length if limit is None else max(1, min(length, limit - prompt))
 
 
 def memory_of(device: torch.device) -> Memory | None:
@@ -135,7 +195,8 @@ def host_memory(cgroups: Path = MOUNTS, own: Path = OWN_GROUPS) -> Memory:
         own: the file that names this process's control groups.
     """
     host = psutil.virtual_memory()
-    free, total = host.available, host.total
+    free = host.available
+    total = host.total
     for limit, used in memory_limits(cgroups, own):
         free = min(free, max(0, limit - used))
         total = min(total, limit)

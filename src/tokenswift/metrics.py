@@ -11,8 +11,8 @@ from tokenswift.types import Loop, Metrics, Step, distinct
 PREFILL = "prefill"
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def _ratio(part: float, total: float) -> float:
+    return part / total if total else 0.0
 
 
 class _Phase:
@@ -34,10 +34,9 @@ class _Phase:
 class Meter:
     """Counts steps and adds up times of one generation.
 
-    Definitions (paper, section 4.1): α is accepted draft tokens ÷ the sum of γ over the steps; β
-        the same for
-    tokens accepted on n-gram branches; the acceptance length is new tokens ÷ steps, the target's
-    own included. A figure whose denominator is 0 is 0.
+    Definitions (paper, section 4.1): α is accepted draft tokens ÷ the sum of γ over the steps; β is
+    the same for tokens accepted on n-gram branches; the acceptance length is new tokens ÷ steps,
+    the target's own included. A figure whose denominator is 0 is 0.
 
     Times are wall-clock seconds. On an accelerator, a phase that waits for the device (the choice
     of tokens) includes the work queued before it, so only the sum is exact.
@@ -64,8 +63,9 @@ class Meter:
 
     def lap(self) -> dict[str, float]:
         """Seconds by phase since the last call; phases without time are left out."""
-        before, self._lap = self._lap, self.seconds
-        spent = {name: now - before.get(name, 0.0) for name, now in self._lap.items()}
+        earlier = self._lap
+        self._lap = self.seconds
+        spent = {name: now - earlier.get(name, 0.0) for name, now in self._lap.items()}
         return {name: seconds for name, seconds in spent.items() if seconds}
 
     def restore(self, steps: Sequence[tuple[int, ...]], seconds: Mapping[str, float]) -> None:
@@ -86,8 +86,9 @@ class Meter:
             draft_passes: model passes made only to draft.
             loop: where the text repeats itself.
         """
-        phases, counts = self.seconds, self._counts
-        prefill = phases.pop(PREFILL, 0.0)
+        counts = self._counts
+        phases = self.seconds
+        prefill_seconds = phases.pop(PREFILL, 0.0)
         seconds = sum(phases.values())
         return Metrics(
             steps=counts["steps"],
@@ -98,7 +99,7 @@ class Meter:
             node_acceptance_rate=_ratio(counts["accepted"], counts["drafted"]),
             tokens_per_second=_ratio(len(tokens), seconds),
             seconds=seconds,
-            prefill_seconds=prefill,
+            prefill_seconds=prefill_seconds,
             distinct=(
                 distinct(tokens, 1),
                 distinct(tokens, 2),

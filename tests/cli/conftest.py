@@ -36,7 +36,8 @@ class Outcome:
     def error(self) -> str:
         """The one error line (asserts that only what a command begins with stands before it)."""
         *first, last = self.err.splitlines()
-        assert self.err.endswith("\n") and last.startswith("error: "), self.err
+        assert self.err.endswith("\n"), self.err
+        assert last.startswith("error: ")
         assert all(line.startswith(("loading ", "auditing ", "reading ")) for line in first), (
             self.err
         )
@@ -114,12 +115,15 @@ def on_a_terminal(*argv: str) -> tuple[str, int]:
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, after: int, number: int = signal.SIGINT) -> None:
     """A signal comes in the middle of the step that makes a token's number reach ``after``."""
-    real, made = Stream.__next__, [0]
+    real_next = Stream.__next__
+    token_count = 0
 
     def step_and_signal(self: Stream) -> Step:
-        step, before = real(self), made[0]
-        made[0] += len(step.token_ids)
-        if before < after <= made[0]:
+        nonlocal token_count
+        step = real_next(self)
+        count_before = token_count
+        token_count += len(step.token_ids)
+        if count_before < after <= token_count:
             os.kill(os.getpid(), number)
         return step
 

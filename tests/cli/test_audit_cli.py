@@ -19,7 +19,8 @@ def test_an_exact_model_passes(cli: Call, tiny: Path) -> None:
     assert "Verdict: exact; not run: medusa, triforce" in done.out
     assert "prompt 1 of 1" in done.err
     record = json.loads(Path("a.json").read_text(encoding="utf-8"))
-    assert record["exact"] and record["failures"] == []
+    assert record["exact"]
+    assert record["failures"] == []
     rows = record["comparisons"]
     sure = {"tokenswift", "magicdec"}
     drafted = {
@@ -34,7 +35,8 @@ def test_an_exact_model_passes(cli: Call, tiny: Path) -> None:
     texts = [row for row in record["comparisons"] if row["strategy"] == "tokenswift"]
     assert len(texts) == 2 + 1  # two seeds with sampling and one greedy text
     assert all(row["tokens"] == 12 for row in texts)
-    assert record["dtype"] == "float32" and record["versions"]["torch"]
+    assert record["dtype"] == "float32"
+    assert record["versions"]["torch"]
     assert "PROMPT is empty" in cli("audit", " ", "--model", tiny).error
 
 
@@ -44,7 +46,8 @@ def test_the_published_rule_fails_the_audit(cli: Call, tiny: Path) -> None:
     assert done.code == 1
     assert "Verdict: NOT EXACT; tokenswift differs" in done.out
     last = done.err.splitlines()[-1]
-    assert last.startswith("error: not exact: tokenswift differs") and "new token" in last
+    assert last.startswith("error: not exact: tokenswift differs")
+    assert "new token" in last
 
 
 def test_prompts_are_shortened_to_the_models_positions(cli: Call, tiny: Path) -> None:
@@ -69,7 +72,8 @@ def test_prompts_are_shortened_to_the_models_positions(cli: Call, tiny: Path) ->
 
 def test_more_tokens_than_positions_are_refused_before_the_start(cli: Call, tiny: Path) -> None:
     done = cli("audit", "--model", tiny, PROMPT, "--max-new-tokens", "256")
-    assert done.code == 2 and "plain decoding" not in done.err, done
+    assert done.code == 2, done
+    assert "plain decoding" not in done.err
     assert done.err.endswith(
         "error: --max-new-tokens is 256; valid: at most 255 (the model has 256 positions)\n"
     )

@@ -44,12 +44,12 @@ def place(cli: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def seen(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Every name below a folder with its kind and content."""
-    found = {}
+    entries = {}
     for path in sorted(folder.rglob("*")):
         mode = path.lstat().st_mode
         content = path.read_bytes() if stat.S_ISREG(mode) else b""
-        found[str(path.relative_to(folder))] = (mode, content)
-    return found
+        entries[str(path.relative_to(folder))] = (mode, content)
+    return entries
 
 
 #: what is typed, and what the error has to name: field, value, and a list of what is valid; … is
@@ -189,7 +189,8 @@ def test_one_line_and_nothing_touched(
 ) -> None:
     before = seen(place)
     done = cli(command, *argv.split())
-    assert done.code == 2 and done.out == "", done
+    assert done.code == 2, done
+    assert done.out == ""
     line = done.error if command == "audit" else done.err
     assert done.err.count("\n") == 1, done.err
     assert all(part in line for part in words.split(" … ")), line

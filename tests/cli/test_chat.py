@@ -27,10 +27,8 @@ from tokenswift.engine.llm import LLM
 from tokenswift.models.base import BaseTarget
 from tokenswift.runs import folder as folders
 
-ANSWERED, CONTINUED = (
-    "prompt: answered, through the model's chat template",
-    "prompt: continued as it is",
-)
+ANSWERED = "prompt: answered, through the model's chat template"
+CONTINUED = "prompt: continued as it is"
 
 
 @pytest.fixture(scope="module")
@@ -67,23 +65,25 @@ def test_the_same_words_are_treated_the_same_however_they_come(
 ) -> None:
     file = tmp_path / "p"
     file.write_text("Hi", encoding="utf-8")
-    asked = template_tokens(("user", "Hi"))
+    question = template_tokens(("user", "Hi"))
     with_system = template_tokens(("system", "Be brief."), ("user", "Hi"))
     both = template_tokens(("user", "Hi\n\nWhy?"))
-    usual, warm = settings_of(ANSWERS), settings_of(replace(ANSWERS, temperature=0.9))
-    paper, continued = settings_of(SamplingParams()), settings_of(CONTINUED_SAMPLING)
+    answers = settings_of(ANSWERS)
+    warm = settings_of(replace(ANSWERS, temperature=0.9))
+    paper = settings_of(SamplingParams())
+    continued = settings_of(CONTINUED_SAMPLING)
     for argv, more, begins, tokens, sampling in (
-        (("Hi",), {}, ANSWERED, asked, usual),
-        (("Hi", "-t", "0.9"), {}, ANSWERED, asked, warm),
-        (("Hi", "--greedy"), {}, ANSWERED, asked, settings_of(replace(ANSWERS, greedy=True))),
-        (("Hi", "--system", "Be brief."), {}, ANSWERED, with_system, usual),
-        (("Hi", "--preset", "paper"), {}, ANSWERED, asked, paper),
+        (("Hi",), {}, ANSWERED, question, answers),
+        (("Hi", "-t", "0.9"), {}, ANSWERED, question, warm),
+        (("Hi", "--greedy"), {}, ANSWERED, question, settings_of(replace(ANSWERS, greedy=True))),
+        (("Hi", "--system", "Be brief."), {}, ANSWERED, with_system, answers),
+        (("Hi", "--preset", "paper"), {}, ANSWERED, question, paper),
         (("Hi", "--continue"), {}, CONTINUED, 3, continued),
-        ((), {"stdin": file}, ANSWERED, asked, usual),
+        ((), {"stdin": file}, ANSWERED, question, answers),
         (("-", "--continue"), {"stdin": file}, CONTINUED, 3, continued),
-        (("Why?",), {"stdin": file}, ANSWERED, both, usual),
+        (("Why?",), {"stdin": file}, ANSWERED, both, answers),
         (("Why?", "--continue"), {"stdin": file}, CONTINUED, len("Hi\n\nWhy?") + 1, continued),
-        (("--prompt-file", file), {}, ANSWERED, asked, usual),
+        (("--prompt-file", file), {}, ANSWERED, question, answers),
         (("--prompt-ids", "5,6"), {}, "prompt: token ids", 2, continued),
         (("Hi",), {"model": tiny}, f"{CONTINUED} (the model has no chat template)", 2, continued),
     ):
@@ -106,20 +106,19 @@ def test_options_of_the_template(cli: Call, tmp_path: Path) -> None:
     assert done.code == 0, done
     with LLM(model) as llm:
         prompt = llm.tokenizer.decode(folders.load(Path("run"))[1].header.prompt)
-        said = [{"role": "user", "content": "Hi"}]
-        given = {"enable_thinking": False, "mood": "so so"}
-        wanted = llm.generate(said, 6, greedy=True, template_options=given).text
+        messages = [{"role": "user", "content": "Hi"}]
+        variables = {"enable_thinking": False, "mood": "so so"}
+        expected = llm.generate(messages, 6, greedy=True, template_options=variables).text
     assert prompt.endswith("assistant:quick so so")
-    Path("said").write_text("Hi\n", encoding="utf-8")
-    assert cli("chat", *how, *options, stdin=Path("said")).out.strip() == wanted.strip()
+    Path("lines").write_text("Hi\n", encoding="utf-8")
+    assert cli("chat", *how, *options, stdin=Path("lines")).out.strip() == expected.strip()
 
 
 def test_a_chat_without_a_template_is_refused(cli: Call, tiny: Path) -> None:
     for argv in (("generate", "Hi", "--system", "x"), ("chat",)):
         done = cli(*argv, "--model", tiny, "--quiet")
-        assert (
-            done.code == 2 and f"needs a chat template, and the model {tiny} has none" in done.error
-        ), done
+        assert done.code == 2, done
+        assert f"needs a chat template, and the model {tiny} has none" in done.error
         assert done.out == ""
 
 
@@ -147,34 +146,35 @@ def test_a_conversation_from_a_pipe(talk: Callable[..., Outcome], chatty: Path) 
         b"\xef\xbb\xbfHello\r\n\n  \nAnd then?\n/save c.json\n/clear\nHello\n/save d.json\n"
     )
     assert done.code == 0, done
-    said = messages_of()
-    assert [role for role, _ in said] == ["user", "assistant"] * 2
-    assert (said[0][1], said[2][1]) == ("Hello", "And then?")
+    messages = messages_of()
+    assert [role for role, _ in messages] == ["user", "assistant"] * 2
+    assert messages[0][1] == "Hello"
+    assert messages[2][1] == "And then?"
     with LLM(chatty) as llm:  # the whole conversation is the prompt
         for turn in (1, 3):
-            chat = [{"role": role, "content": content} for role, content in said[:turn]]
-            assert llm.generate(chat, 6).text == said[turn][1]
-    assert messages_of("d.json") == said[:2]  # the same question, nothing before it
-    answers = [said[1][1], said[3][1], said[1][1]]
+            chat = [{"role": role, "content": content} for role, content in messages[:turn]]
+            assert llm.generate(chat, 6).text == messages[turn][1]
+    assert messages_of("d.json") == messages[:2]  # the same question, nothing before it
+    answers = [messages[1][1], messages[3][1], messages[1][1]]
     assert done.out == "".join(text if text.endswith("\n") else text + "\n" for text in answers)
-    assert (
-        "4 messages written to c.json" in done.err
-        and "stopped at the limit of its length" in done.err
-    )
+    assert "4 messages written to c.json" in done.err
+    assert "stopped at the limit of its length" in done.err
 
 
-def test_an_answer_reads_only_what_is_new(talk: Callable[..., Outcome], monkeypatch: Any) -> None:
+def test_an_answers_prefill_is_of_new_text_alone(
+    talk: Callable[..., Outcome], monkeypatch: Any
+) -> None:
     """The beginning of the conversation is copied, but for the rows that drafting starts from."""
-    read: list[int] = []
-    prefill = BaseTarget.prefill
+    lengths: list[int] = []
+    real_prefill = BaseTarget.prefill
 
-    def counted(self: BaseTarget, tokens: list[int], *rest: Any, **more: Any) -> Any:
-        read.append(len(tokens))
-        return prefill(self, tokens, *rest, **more)
+    def note_length(self: BaseTarget, tokens: list[int], *args: Any, **more: Any) -> Any:
+        lengths.append(len(tokens))
+        return real_prefill(self, tokens, *args, **more)
 
-    monkeypatch.setattr(BaseTarget, "prefill", counted)
+    monkeypatch.setattr(BaseTarget, "prefill", note_length)
     assert talk(b"Hello there, how are you?\nAnd now?\n", "--strategy", "autoregressive").code == 0
-    assert 0 < read[-1] < read[-2], read
+    assert 0 < lengths[-1] < lengths[-2], lengths
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,8 @@ def test_an_answer_reads_only_what_is_new(talk: Callable[..., Outcome], monkeypa
 )
 def test_what_ends_a_piped_chat(talk: Callable[..., Outcome], lines: bytes, words: str) -> None:
     done = talk(lines, "--quiet")
-    assert done.code == 2 and words in done.error, done
+    assert done.code == 2, done
+    assert words in done.error
 
 
 def test_an_answer_is_as_long_as_there_is_room(cli: Call, chatty: Path) -> None:
@@ -208,15 +209,15 @@ def test_an_answer_is_as_long_as_there_is_room(cli: Call, chatty: Path) -> None:
 def test_no_file_is_replaced(talk: Callable[..., Outcome]) -> None:
     Path("mine.json").write_text("mine")
     done = talk(b"/save mine.json\n", "--quiet")
-    assert done.code == 2 and done.error.startswith(
-        "/save mine.json cannot be written (File exists)"
-    )
+    assert done.code == 2
+    assert done.error.startswith("/save mine.json cannot be written (File exists)")
     assert Path("mine.json").read_text() == "mine"
 
 
 def test_the_system_text_stays(talk: Callable[..., Outcome]) -> None:
     done = talk(b"Hello\n/save a.json\n/clear\n/save b.json\n", "--system", "Be brief.")
-    assert done.code == 0 and "1 message written to b.json\n" in done.err, done
+    assert done.code == 0, done
+    assert "1 message written to b.json\n" in done.err
     assert messages_of("a.json")[:2] == [("system", "Be brief."), ("user", "Hello")]
     assert messages_of("b.json") == [("system", "Be brief.")]
 
@@ -227,70 +228,89 @@ def test_the_system_text_stays(talk: Callable[..., Outcome]) -> None:
 def test_ctrl_c_stops_an_answer_and_keeps_it(
     talk: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = talk(b"Hello\n", "-n", 40, "--strategy", "autoregressive").out
+    uninterrupted = talk(b"Hello\n", "-n", 40, "--strategy", "autoregressive").out
     interrupted(monkeypatch, 3)
     done = talk(b"Hello\n/save c.json\n", "-n", 40, "--strategy", "autoregressive")
     (_, question), (role, answer) = messages_of()
-    assert done.code == 0 and "(stopped)" in done.err, done
-    assert (question, role) == ("Hello", "assistant") and done.out == answer + "\n"
-    assert 0 < len(answer) < len(whole) and whole.startswith(answer)
+    assert done.code == 0, done
+    assert "(stopped)" in done.err
+    assert (question, role) == ("Hello", "assistant")
+    assert done.out == answer + "\n"
+    assert 0 < len(answer) < len(uninterrupted)
+    assert uninterrupted.startswith(answer)
 
 
 # ---- chat, in a terminal -------------------------------------------------------------------------
 
 
+class TypedChat:
+    """``tokenswift chat`` at a terminal of its own.
+
+    Attributes:
+        process: the program.
+        handle: this side of the terminal.
+    """
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.handle, slave = pty.openpty()
+        self.settings = termios.tcgetattr(self.handle)
+        self._screen = b""
+        # some seeds end the answer at once, and then there is none to be saved
+        argv = ["chat", "--model", str(model), "-n", "4", "--device", "cpu", "--seed", "0"]
+        env = {
+            **os.environ,
+            "TERM": "xterm",
+            "PROMPT_TOOLKIT_NO_CPR": "1",
+            "TOKENSWIFT_CACHE": str(folder),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tokenswift", *argv],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=folder,
+            env=env,
+        )
+        os.close(slave)
+
+    def wait_for(self, words: bytes) -> None:
+        """Read until there are these words; a busy machine needs most of the time to load the
+        model."""
+        end = time.monotonic() + 100
+        while words not in self._screen:
+            assert time.monotonic() < end, repr(self._screen)
+            if select.select([self.handle], [], [], 0.1)[0]:
+                self._screen += os.read(self.handle, 1 << 16)
+        self._screen = self._screen.partition(words)[2]
+
+    def type(self, keys: bytes, words: bytes) -> None:
+        """Type, once the chat waits for a line, and wait for words."""
+        self.wait_for(b"\x1b[?2004h")
+        os.write(self.handle, keys)
+        self.wait_for(words)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.handle)
+
+
 @pytest.mark.parametrize("end", [b"\x04", pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_keys_of_a_real_terminal(chatty: Path, tmp_path: Path, end: Any) -> None:
-    """Ctrl-J is a line end in a message; the terminal is given back as it was, whatever ends the
-    chat."""
-    master, slave = pty.openpty()
-    before = termios.tcgetattr(master)
-    argv = ["chat", "--model", str(chatty), "-n", "4", "--device", "cpu"]
-    argv += ["--seed", "0"]  # some seeds end the answer at once, and then there is none to be saved
-    command = [sys.executable, "-m", "tokenswift", *argv]
-    env = {
-        **os.environ,
-        "TERM": "xterm",
-        "PROMPT_TOOLKIT_NO_CPR": "1",
-        "TOKENSWIFT_CACHE": str(tmp_path),
-    }
-    process = subprocess.Popen(
-        command, stdin=slave, stdout=slave, stderr=slave, cwd=tmp_path, env=env
-    )
-    os.close(slave)
-    screen, ready = b"", b"\x1b[?2004h"
-
-    def wait(words: bytes) -> None:
-        nonlocal screen
-        until = (
-            time.monotonic() + 100
-        )  # for each: a busy machine needs most of it to load the model
-        while words not in screen:
-            assert time.monotonic() < until, repr(screen)
-            if select.select([master], [], [], 0.1)[0]:
-                screen += os.read(master, 1 << 16)
-        screen = screen.partition(words)[2]
-
+    """Ctrl-J is a line end in a message; the terminal is left as it was, whatever ends the chat."""
+    typed_chat = TypedChat(chatty, tmp_path)
     try:
-        wait(ready)
-        os.write(master, b"Hel\x7flo\nyou\r")
-        wait(b"tokens/s")
-        wait(ready)
-        os.write(master, b"/nope\r")  # the chat goes on
-        wait(b"/nope is not a command")
-        wait(ready)
-        os.write(master, b"/save c.json\r")
-        wait(b"2 messages written")
-        wait(ready)
+        typed_chat.type(b"Hel\x7flo\nyou\r", b"tokens/s")
+        typed_chat.type(b"/nope\r", b"/nope is not a command")  # the chat goes on
+        typed_chat.type(b"/save c.json\r", b"2 messages written")
+        typed_chat.wait_for(b"\x1b[?2004h")
         if isinstance(end, bytes):
-            os.write(master, end)
+            os.write(typed_chat.handle, end)
         else:
-            process.send_signal(end)
-        assert process.wait(100) == (0 if isinstance(end, bytes) else 143)
-        assert termios.tcgetattr(master) == before
+            typed_chat.process.send_signal(end)
+        assert typed_chat.process.wait(100) == (0 if isinstance(end, bytes) else 143)
+        assert termios.tcgetattr(typed_chat.handle) == typed_chat.settings
     finally:
-        process.kill()
-        process.wait()
-        os.close(master)
-    said = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
-    assert [one["content"] for one in said][:1] == ["Helo\nyou"]
+        typed_chat.close()
+    messages = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
+    assert messages[0]["content"] == "Helo\nyou"

@@ -19,7 +19,9 @@ SHORT = ("--max-new-tokens", "6", "--ignore-eos", "--continue")
 def record(cli: Call, *argv: object, stdin: Path | None = None) -> dict[str, object]:
     """The JSON record of a short run, from standard output (which holds nothing else)."""
     done = cli("generate", *argv, *SHORT, "--json", "-", "--quiet", stdin=stdin)
-    assert done.code == 0 and done.err == "" and done.out.count("\n") == 1, done
+    assert done.code == 0, done
+    assert done.err == ""
+    assert done.out.count("\n") == 1
     return json.loads(done.out)
 
 
@@ -41,9 +43,9 @@ def test_temperature_zero_is_greedy(cli: Call, tiny: Path) -> None:
 
 def test_a_preset_is_what_the_record_says(cli: Call, tiny: Path) -> None:
     """What is named goes over it."""
-    made = sampling_over(CONTINUED, PAPER)
-    found = record(cli, "hello", "--model", tiny, "--preset", "paper", "--top-p", "0.5")
-    assert found["sampling"] == settings_of(replace(made, top_p=0.5))
+    sampling = sampling_over(CONTINUED, PAPER)
+    written = record(cli, "hello", "--model", tiny, "--preset", "paper", "--top-p", "0.5")
+    assert written["sampling"] == settings_of(replace(sampling, top_p=0.5))
 
 
 # ---- input ---------------------------------------------------------------------------------------
@@ -77,7 +79,9 @@ def test_line_ends_of_prompts(cli: Call, tiny: Path, tmp_path: Path) -> None:
 
 def test_the_command_alone_says_how_to_begin(cli: Call) -> None:
     done = cli()
-    assert done.code == 0 and done.err == "" and done.out == cli("--help").out
+    assert done.code == 0
+    assert done.err == ""
+    assert done.out == cli("--help").out
     examples = [line for line in done.out.splitlines() if line.startswith("  tokenswift ")]
     assert len(examples) == 3
     for line in examples:

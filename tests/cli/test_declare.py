@@ -49,14 +49,15 @@ def test_help_in_two_levels(
         """What it does."""
         return 0
 
-    made = command(Parser(prog="tokenswift").add_subparsers(), "p", run, "a command", "NAME")
-    add_options(made, Some)
+    parser = command(Parser(prog="tokenswift").add_subparsers(), "p", run, "a command", "NAME")
+    add_options(parser, Some)
     shown = []
     for how in ("--help", "--help-all"):
         with pytest.raises(SystemExit):
-            made.parse_args([how])
+            parser.parse_args([how])
         shown.append(" ".join(capsys.readouterr().out.split()))
     usual, every = shown
     assert usual.startswith("usage: tokenswift p [options] NAME What it does.")
     assert "--top-k N keep 50% of k tokens, not more: none; default: 3" in usual
-    assert "--pace" not in usual and "-r R, --pace R of the whole; default: 0.5" in every
+    assert "--pace" not in usual
+    assert "-r R, --pace R of the whole; default: 0.5" in every

@@ -1,4 +1,4 @@
-"""The pages that are not kept can be made."""
+"""The pages that are not kept can be pages."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def test_the_pages_that_are_not_kept_can_be_made(monkeypatch: pytest.MonkeyPatch
     """``make docs`` writes every command's help, and README, whose links lead to what the site
     has."""
     monkeypatch.setenv("COLUMNS", "")  # which the script sets
-    made = runpy.run_path(str(ROOT / "tools" / "pages.py"))
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", made["start"]())
-    assert (
-        len(links) > 10 and [link for link in links if not (ROOT / "docs" / link).is_file()] == []
-    )
-    shown = made["helps"]()
+    pages = runpy.run_path(str(ROOT / "tools" / "pages.py"))
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", pages["start"]())
+    assert len(links) > 10
+    assert [link for link in links if not (ROOT / "docs" / link).is_file()] == []
+    shown = pages["helps"]()
     for command in COMMANDS:
         assert f"## tokenswift {command}\n\n```text\nusage: tokenswift {command} " in shown
     options = [one.name.replace("_", "-") for kind in OPTIONS.values() for one in fields(kind)]
     assert all(f"--{name} " in shown for name in options)  # what a help alone does not show
-    told = " ".join(shown.split())
-    assert "(triforce: 6; magicdec: 3)" in told and "NOT lossless" in told
+    words = " ".join(shown.split())
+    assert "(triforce: 6; magicdec: 3)" in words
+    assert "NOT lossless" in words
 
 
 #: lines of a help at 80 columns, at most
@@ -48,6 +48,7 @@ def test_a_help_can_be_taken_in(cli: Call, monkeypatch: pytest.MonkeyPatch, comm
         set(re.findall(r"^  (?:-\w .*)?(--[\w-]+)", done.out, re.MULTILINE))
         for done in (few, every)
     )
-    assert len(few.out.splitlines()) <= SCREEN and shown <= more
+    assert len(few.out.splitlines()) <= SCREEN
+    assert shown <= more
     assert {"--debug", "--kv-cache-dtype"} <= more or command in ("resume", "runs", "train")
     assert max(map(len, few.out.splitlines())) <= 80

@@ -73,4 +73,5 @@ def test_help_and_version_need_nothing_heavy() -> None:
         done = subprocess.run(
             [sys.executable, "-c", LIGHT, argv], capture_output=True, text=True, timeout=60
         )
-        assert done.returncode == 0 and done.stdout.startswith(words), done
+        assert done.returncode == 0, done
+        assert done.stdout.startswith(words)

@@ -11,63 +11,68 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, Outcome
 from tokenswift.cli import measure
 from tokenswift.cli.results import write_json
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.stream import Stream
 from tokenswift.types import RunError, Step
 
+RECORD_FIELDS = """model strategy seed sampling prompt_tokens token_ids text finish_reason steps
+acceptance_rate ngram_acceptance_rate mean_acceptance_length tokens_per_second seconds distinct
+versions device"""
+TREE = ("--strategy", "tokenswift", "--tree", "1,2", "--ngrams", "2")
+LAST_WORDS = " tokens/s); stopped at the limit of its length"
 
-def test_record_text_and_output(cli: Call, tiny: Path, tmp_path: Path) -> None:
-    argv = (
-        "generate",
-        "hello",
-        "--model",
-        tiny,
-        "--max-new-tokens",
-        "12",
-        "--ignore-eos",
-        "--seed",
-        "5",
-    )
-    tree = ("--strategy", "tokenswift", "--tree", "1,2", "--ngrams", "2")
-    done = cli(*argv, "--json", "j", "--output", "t", *tree)
-    assert done.code == 0 and done.files == ["j", "t"]
-    record = json.loads((tmp_path / "cwd" / "j").read_text())
-    text = (tmp_path / "cwd" / "t").read_text()
-    assert record["text"] == text == done.out.removesuffix("\n" if not text.endswith("\n") else "")
-    named = (
-        "model strategy seed sampling prompt_tokens token_ids text finish_reason steps "
-        "acceptance_rate "
-    )
-    named += (
-        "ngram_acceptance_rate mean_acceptance_length tokens_per_second seconds distinct "
-        "versions device"
-    )
-    assert set(named.split()) <= set(record)
-    assert (
-        record["model"] == str(tiny) and record["strategy"] == "tokenswift" and record["seed"] == 5
-    )
-    assert record["strategy_options"] == {"tree": [1, 2], "ngrams": 2}
-    assert (
-        record["prompt_tokens"] == 5
-        and len(record["token_ids"]) == 12
-        and len(record["distinct"]) == 4
-    )
-    assert record["finish_reason"] == "length" and record["lossless"] is True
-    assert record["sampling"]["dry_multiplier"] == 0.8 and record["device"] == "cpu"
-    last = done.err.splitlines()[-1]
-    assert (
-        last.startswith("12 tokens in ")
-        and " tokens/s); stopped at the limit of its length" in last
-    )
-    verbose = cli(*argv, "-v").err.splitlines()[-1]
-    assert verbose.startswith("12 tokens in ") and "passes, acceptance rate " in verbose
-    plain = cli(*argv, "--json", "j", "--strategy", "autoregressive", "--quiet")
-    assert plain.err == "" and plain.out == done.out
-    again = json.loads((tmp_path / "cwd" / "j").read_text())
-    assert again["token_ids"] == record["token_ids"] and again["strategy"] == "autoregressive"
+
+@pytest.fixture
+def hello(cli: Call, tiny: Path) -> Callable[..., Outcome]:
+    """Runs ``generate`` for 12 tokens, with more options."""
+    argv = ("hello", "--model", tiny, "--max-new-tokens", "12", "--ignore-eos", "--seed", "5")
+    return lambda *options: cli("generate", *argv, *options)
+
+
+def test_the_text_is_on_standard_output_in_the_file_and_in_the_record(
+    hello: Callable[..., Outcome],
+) -> None:
+    done = hello("--json", "j", "--output", "t", *TREE)
+    assert done.code == 0
+    assert done.files == ["j", "t"]
+    text = Path("t").read_text()
+    assert json.loads(Path("j").read_text())["text"] == text
+    assert done.out == (text if text.endswith("\n") else text + "\n")
+    last_line = done.err.splitlines()[-1]
+    assert last_line.startswith("12 tokens in ")
+    assert LAST_WORDS in last_line
+
+
+def test_the_fields_of_a_record(hello: Callable[..., Outcome], tiny: Path) -> None:
+    hello("--json", "j", *TREE)
+    record = json.loads(Path("j").read_text())
+    assert set(RECORD_FIELDS.split()) <= set(record)
+    expected = {"model": str(tiny), "strategy": "tokenswift", "seed": 5, "prompt_tokens": 5}
+    expected |= {"strategy_options": {"tree": [1, 2], "ngrams": 2}, "device": "cpu"}
+    expected |= {"finish_reason": "length", "lossless": True}
+    assert {name: record[name] for name in expected} == expected
+    assert len(record["token_ids"]) == 12
+    assert len(record["distinct"]) == 4
+    assert record["sampling"]["dry_multiplier"] == 0.8
+
+
+def test_verbose_summaries_have_figures_of_drafting(hello: Callable[..., Outcome]) -> None:
+    last_line = hello("-v").err.splitlines()[-1]
+    assert last_line.startswith("12 tokens in ")
+    assert "passes, acceptance rate " in last_line
+
+
+def test_plain_decoding_writes_the_same(hello: Callable[..., Outcome]) -> None:
+    drafted = hello("--json", "drafted", *TREE)
+    plain = hello("--json", "plain", "--strategy", "autoregressive", "--quiet")
+    assert plain.err == ""
+    assert plain.out == drafted.out
+    records = [json.loads(Path(name).read_text()) for name in ("drafted", "plain")]
+    assert records[0]["token_ids"] == records[1]["token_ids"]
+    assert records[1]["strategy"] == "autoregressive"
 
 
 def test_penalties_biases_and_ends(cli: Call, tiny: Path) -> None:
@@ -82,14 +87,15 @@ def test_penalties_biases_and_ends(cli: Call, tiny: Path) -> None:
     record = json.loads(cli(*how, *argv.split()).out)
     expected = {"presence_penalty": 1, "dry_multiplier": 0.8, "min_tokens": 4, "dry_breakers": []}
     expected |= {"bad_words": ["x", "yz"], "logit_bias": [[7, -100], [9, 8], [11, 2.5]]}
-    assert (
-        expected.items() <= record["sampling"].items()
-        and "frequency_penalty" not in record["sampling"]
-    )
-    assert len(record["token_ids"]) > 4 and record["finish_reason"] == "stop"
-    assert record["token_ids"][-1] == 9 and not {9, 7} & {*record["token_ids"][:-1]}
+    assert expected.items() <= record["sampling"].items()
+    assert "frequency_penalty" not in record["sampling"]
+    assert len(record["token_ids"]) > 4
+    assert record["finish_reason"] == "stop"
+    assert record["token_ids"][-1] == 9
+    assert not {9, 7} & {*record["token_ids"][:-1]}
     bad = cli(*how, "--logit-bias", "99999=1")
-    assert bad.code == 2 and "--logit-bias: token id is 99999; valid: 0 to " in bad.err
+    assert bad.code == 2
+    assert "--logit-bias: token id is 99999; valid: 0 to " in bad.err
 
 
 def test_published_is_labelled(cli: Call, tiny: Path, tmp_path: Path) -> None:
@@ -106,9 +112,8 @@ def test_published_is_labelled(cli: Call, tiny: Path, tmp_path: Path) -> None:
     done = cli(*argv, "--acceptance", "published", "--json", "j")
     assert done.code == 0
     assert json.loads((tmp_path / "cwd" / "j").read_text())["lossless"] is False
-    assert (
-        "not lossless" in done.err.splitlines()[0] and "NOT LOSSLESS" in done.err.splitlines()[-1]
-    )
+    assert "not lossless" in done.err.splitlines()[0]
+    assert "NOT LOSSLESS" in done.err.splitlines()[-1]
 
 
 FAILURES: list[tuple[BaseException, int, str]] = [
@@ -138,29 +143,35 @@ def test_failures_keep_the_text(
     code: int,
     words: str,
 ) -> None:
-    real, left = Stream.__next__, [3]
+    real_next = Stream.__next__
+    steps = 0
 
     def step_or_failure(self: Stream) -> Step:
-        left[0] -= 1
-        if left[0] < 0:
+        nonlocal steps
+        steps += 1
+        if steps > 3:
             raise error
-        return replace(real(self), text="x")
+        return replace(real_next(self), text="x")
 
     monkeypatch.setattr(Stream, "__next__", step_or_failure)
     argv = ("generate", "hello", "--model", tiny, "--strategy", "autoregressive", "--ignore-eos")
     done = cli(*argv, "--output", "t", "--json", "j", "--quiet")
-    assert done.code == code and words in done.error
-    assert done.out == "xxx\n" and (tmp_path / "cwd" / "t").read_text() == "xxx"
+    assert done.code == code
+    assert words in done.error
+    assert done.out == "xxx\n"
+    assert (tmp_path / "cwd" / "t").read_text() == "xxx"
     assert done.files == ["t"]
 
 
-def test_json_is_written_whole_or_not_at_all(
+def test_a_file_of_json_is_complete_or_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, link = tmp_path / "r.json", tmp_path / "link.json"
+    target = tmp_path / "r.json"
+    link = tmp_path / "link.json"
     link.symlink_to(target)
     write_json(link, {"a": "日本"})
-    assert json.loads(target.read_text(encoding="utf-8")) == {"a": "日本"} and link.is_symlink()
+    assert json.loads(target.read_text(encoding="utf-8")) == {"a": "日本"}
+    assert link.is_symlink()
 
     def fail(source: object, destination: object) -> None:
         raise OSError(28, "No space left on device")
@@ -201,9 +212,9 @@ def test_adaptive_drafting_and_the_papers_method(cli: Call, tiny: Path) -> None:
         (("--strategy", "medusa"), "medusa needs heads of kind medusa"),
     ):
         refused = cli("generate", "hello there", *model, *argv)
-        assert refused.code == 2 and refused.out == "" and words in refused.err.splitlines()[-1], (
-            refused
-        )
+        assert refused.code == 2, refused
+        assert refused.out == ""
+        assert words in refused.err.splitlines()[-1]
 
 
 # ---- demo ----------------------------------------------------------------------------------------
@@ -270,6 +281,5 @@ def test_default_model(cli: Call, tmp_path: Path, embedded: str) -> None:
     done = cli(*argv, "--json", "a", "--quiet")
     assert (done.code, done.err) == (0, "")
     record = json.loads((tmp_path / "cwd" / "a").read_text())
-    assert record["model"] == "smollm2-135m" and done.out.rstrip("\n") == record["text"].rstrip(
-        "\n"
-    )
+    assert record["model"] == "smollm2-135m"
+    assert done.out.rstrip("\n") == record["text"].rstrip("\n")

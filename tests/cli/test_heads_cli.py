@@ -31,11 +31,14 @@ def test_train_then_generate(cli: Call, tiny: Path, tmp_path: Path, kind: str) -
         "16",
     )
     done = cli("train", *argv, *SMALL.split())
-    assert done.code == 0 and "h.safetensors" in done.files and done.out == "", done
+    assert done.code == 0, done
+    assert "h.safetensors" in done.files
+    assert done.out == ""
     heads, _, notes = read_heads("h.safetensors")
-    assert heads.kind == notes["kind"] == kind and heads.count == 2
-    given = ("--heads", "h.safetensors", "--max-new-tokens", "8", "--quiet")
-    assert cli("generate", "the whale", "--model", tiny, *given).code == 0
+    assert heads.kind == notes["kind"] == kind
+    assert heads.count == 2
+    options = ("--heads", "h.safetensors", "--max-new-tokens", "8", "--quiet")
+    assert cli("generate", "the whale", "--model", tiny, *options).code == 0
 
 
 def test_each_model_and_kind_has_a_file_of_its_own() -> None:
@@ -43,7 +46,8 @@ def test_each_model_and_kind_has_a_file_of_its_own() -> None:
     names = [
         place_for(model, kind).name for model in models for kind in ("eagle", "linear", "medusa")
     ]
-    assert len({*names}) == len(names) and names[-3:] == [
+    assert len({*names}) == len(names)
+    assert names[-3:] == [
         "b.gguf",
         "b.linear.heads.safetensors",
         "b.medusa.heads.safetensors",

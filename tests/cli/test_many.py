@@ -67,11 +67,11 @@ def test_each_text_is_that_of_its_prompt_alone(many: Callable[..., Outcome], cha
     ]
     assert [record["id"] for record in records] == NAMES
     with LLM(chatty) as llm:
-        for record, given in zip(records, PROMPTS, strict=True):
+        for record, prompt in zip(records, PROMPTS, strict=True):
             more = {
-                k: v for k, v in given.items() if k in ("seed", "greedy", "max_new_tokens", "stop")
+                k: v for k, v in prompt.items() if k in ("seed", "greedy", "max_new_tokens", "stop")
             }
-            if "messages" in given:
+            if "messages" in prompt:
                 more = {**asdict(ANSWERS), "seed": 8, **more}
             how = {
                 "max_new_tokens": 20,
@@ -80,8 +80,9 @@ def test_each_text_is_that_of_its_prompt_alone(many: Callable[..., Outcome], cha
                 "ignore_eos": True,
                 **more,
             }
-            alone = llm.generate(given.get("prompt") or given["messages"], **how)
-            assert record["token_ids"] == alone.token_ids and record["text"] == alone.text
+            alone = llm.generate(prompt.get("prompt") or prompt["messages"], **how)
+            assert record["token_ids"] == alone.token_ids
+            assert record["text"] == alone.text
             assert texts()[record["id"]] == alone.token_ids
     assert done.err.splitlines()[-1].startswith("4 of 4 texts are in out")
 
@@ -90,7 +91,8 @@ def test_a_second_start_goes_on_with_what_is_missing(many: Callable[..., Outcome
     assert many(PROMPTS[:2]).code == 0
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("journal")}
     done = many(PROMPTS, "--json")
-    assert done.code == 0 and len(done.out.splitlines()) == len(PROMPTS)
+    assert done.code == 0
+    assert len(done.out.splitlines()) == len(PROMPTS)
     assert all(path.stat().st_mtime_ns == when for path, when in before.items())
     assert sorted(texts()) == sorted(NAMES)
 
@@ -103,7 +105,8 @@ def test_a_prompt_that_fails_does_not_stop_the_others(many: Callable[..., Outcom
     assert done.code == 1
     *_, last = done.err.splitlines()
     assert last == "error: 2 of 6 prompts failed: long, other"
-    assert "long failed: prompt and new tokens are" in done.err and "other failed: " in done.err
+    assert "long failed: prompt and new tokens are" in done.err
+    assert "other failed: " in done.err
     records = {record["id"]: record for record in map(json.loads, done.out.splitlines())}
     assert [name for name, record in records.items() if record.get("error")] == ["long", "other"]
     assert sorted(texts()) == ["00002", "00005", "chat.1", "other", "short"]
@@ -126,7 +129,8 @@ def test_a_prompt_that_fails_does_not_stop_the_others(many: Callable[..., Outcom
 )
 def test_bad_prompts(many: Callable[..., Outcome], lines: list[Any], words: str) -> None:
     done = many(lines)
-    assert done.code == 2 and words in done.error, done
+    assert done.code == 2, done
+    assert words in done.error
     assert not Path("out").exists()
 
 
@@ -155,7 +159,8 @@ def test_a_folder_of_prompts_is_gone_on_with(
     )
     until = time.monotonic() + 120
     while not (Path("out").exists() and len(list(Path("out").rglob("journal"))) > 2):
-        assert process.poll() is None and time.monotonic() < until
+        assert process.poll() is None
+        assert time.monotonic() < until
         time.sleep(0.02)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)

@@ -50,16 +50,16 @@ def piped(content: bytes) -> Any:
 def test_a_pipe_is_read(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def found(*argv: str, content: bytes = b"a\nb\n") -> Any:
+    def prompt(*argv: str, content: bytes = b"a\nb\n") -> Any:
         with piped(content) as stdin:
             return prompt_of(capsys, monkeypatch, *argv, stdin=stdin)
 
-    assert found() == found("-") == found("--prompt-file", "-") == "a\nb"
-    assert found("Why?") == "a\nb\n\nWhy?"
-    assert found("Why?", content=b"") == "Why?"
-    assert found("--prompt-ids", "1,2") == [1, 2]
-    assert "standard input is empty; valid: at least one token" in found(content=b"")
-    assert "standard input - is not UTF-8 (byte 1)" in found("Why?", content=b"a\xff")
+    assert prompt() == prompt("-") == prompt("--prompt-file", "-") == "a\nb"
+    assert prompt("Why?") == "a\nb\n\nWhy?"
+    assert prompt("Why?", content=b"") == "Why?"
+    assert prompt("--prompt-ids", "1,2") == [1, 2]
+    assert "standard input is empty; valid: at least one token" in prompt(content=b"")
+    assert "standard input - is not UTF-8 (byte 1)" in prompt("Why?", content=b"a\xff")
 
 
 def test_what_is_no_pipe_is_not_waited_for(
@@ -120,10 +120,8 @@ def test_an_answer_ends_where_the_model_ends_it(cli: Call, chatty: Path) -> None
         "--json",
     )
     looping = json.loads(cli(*argv, "--greedy").out)
-    assert (
-        looping["finish_reason"] == "loop"
-        and looping["prompt_tokens"] + len(looping["token_ids"]) < 1024
-    )
+    assert looping["finish_reason"] == "loop"
+    assert looping["prompt_tokens"] + len(looping["token_ids"]) < 1024
     done = cli(*argv)
-    made = json.loads(done.out)
-    assert made["prompt_tokens"] + len(made["token_ids"]) == 1024
+    record = json.loads(done.out)
+    assert record["prompt_tokens"] + len(record["token_ids"]) == 1024

@@ -62,8 +62,8 @@ def test_the_docs_say_the_defaults_of_sampling(name: str) -> None:
 
 def test_the_docs_say_the_papers_sampling() -> None:
     text = " ".join((DOCS / "commands.md").read_text(encoding="utf-8").split())
-    said = f"min-p {PAPER['min_p']} and a repetition penalty of {PAPER['repetition_penalty']}"
-    assert said in text
+    sentence = f"min-p {PAPER['min_p']} and a repetition penalty of {PAPER['repetition_penalty']}"
+    assert sentence in text
     assert f"over the last {CONTINUED.penalty_window:,} tokens" in text
 
 
@@ -104,14 +104,14 @@ def test_a_chat_without_a_seed_varies_and_says_what_repeats_it(cli: Call, tmp_pa
     argv = ("chat", "--model", chatty, "-n", 40, "--logit-bias", "257=-100")
     one = cli(*argv, "-v", stdin=Path("in"))
     other = cli(*argv, stdin=Path("in"))
-    told = re.search(r"; --seed (\d+) repeats the answers", one.err)
-    assert told is not None
+    seed = re.search(r"; --seed (\d+) repeats the answers", one.err)
+    assert seed is not None
     assert "repeats the answers" not in other.err
     assert one.out != other.out
-    assert cli(*argv, "--seed", told[1], stdin=Path("in")).out == one.out
+    assert cli(*argv, "--seed", seed[1], stdin=Path("in")).out == one.out
 
 
-def test_a_pipe_beside_a_prompt_is_told(
+def test_a_line_says_that_a_pipe_stands_before_the_prompt(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever started the program may have left it open: the line says how to leave it out."""
@@ -165,14 +165,14 @@ def test_progress_moves_where_the_terminal_takes_it(
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv(name, value)
-    made: list[object] = []
-    monkeypatch.setattr(progress, "_moving_line", lambda: made.append(1))
+    lines: list[object] = []
+    monkeypatch.setattr(progress, "_moving_line", lambda: lines.append(1))
     monkeypatch.setattr(sys, "stderr", Terminal(sys.stderr))
     Stages()("prompt", 1, 2)
-    assert bool(made) == moves
-    made.clear()
+    assert bool(lines) == moves
+    lines.clear()
     Stages(quiet=True)("prompt", 1, 2)
-    assert made == []
+    assert lines == []
 
 
 # ---- a chat, in a terminal -----------------------------------------------------------------------
@@ -214,8 +214,8 @@ def test_a_chat_in_a_terminal_goes_on_after_errors(
         "error: /nope is not a command",
         "error: /save a cannot be written (File exists)",
     ]
-    asked = json.loads(Path("a").read_text(encoding="utf-8"))[0]
-    assert asked == {"role": "user", "content": "/usr/bin is what?"}
+    message = json.loads(Path("a").read_text(encoding="utf-8"))[0]
+    assert message == {"role": "user", "content": "/usr/bin is what?"}
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 

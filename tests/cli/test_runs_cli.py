@@ -1,4 +1,4 @@
-"""The commands around runs: generate --run-dir, resume, runs, plan; signals, and what is kept."""
+"""The commands around runs: generate --run-dir, resume, runs, plan; signals, and what is run."""
 
 from __future__ import annotations
 
@@ -35,28 +35,30 @@ def test_a_signal_and_the_way_on(
     code: int,
     word: str,
 ) -> None:
-    """The step is finished and kept, the line says how to go on, and going on gives the whole
+    """The step is finished and run, the line says how to go on, and going on gives the whole
     text."""
     argv = ("generate", "hello", "--model", tiny, *LENGTH)
-    whole = cli(*argv, "--json", "whole", "--quiet")
+    uninterrupted = cli(*argv, "--json", "uninterrupted", "--quiet")
     with monkeypatch.context() as patch:
         interrupted(patch, 23, number)
         done = cli(*argv, "--run-dir", "run", "--quiet")
     assert done.code == code
-    kept = summary_of(tmp_path / "cwd" / "run")
-    assert kept["state"] == "interrupted" and kept["tokens"] >= 23
-    line = f"{word}; {kept['tokens']} tokens were written, the text so far is on standard output"
+    run = summary_of(tmp_path / "cwd" / "run")
+    assert run["state"] == "interrupted"
+    assert run["tokens"] >= 23
+    line = f"{word}; {run['tokens']} tokens were written, the text so far is on standard output"
     assert done.error == f"{line}; continue with: tokenswift resume run"
     on = cli("resume", "run", "--json", "again", "--quiet")
-    assert on.code == 0 and on.err == ""
-    records = [json.loads((tmp_path / "cwd" / name).read_text()) for name in ("whole", "again")]
-    assert (
-        records[0]["token_ids"] == records[1]["token_ids"]
-        and records[0]["text"] == records[1]["text"]
-    )
-    assert done.out.rstrip("\n") + on.out.rstrip("\n") == whole.out.rstrip("\n")
+    assert on.code == 0
+    assert on.err == ""
+    records = [
+        json.loads((tmp_path / "cwd" / name).read_text()) for name in ("uninterrupted", "again")
+    ]
+    assert records[0]["token_ids"] == records[1]["token_ids"]
+    assert records[0]["text"] == records[1]["text"]
+    assert done.out.rstrip("\n") + on.out.rstrip("\n") == uninterrupted.out.rstrip("\n")
     assert (tmp_path / "cwd/run/text.txt").read_bytes().decode() == records[0]["text"]
-    assert on.files == ["again", "journal", "lock", "run", "text.txt", "whole"]
+    assert on.files == ["again", "journal", "lock", "run", "text.txt", "uninterrupted"]
 
 
 def test_generate_goes_on_with_its_own_run(
@@ -65,21 +67,26 @@ def test_generate_goes_on_with_its_own_run(
     """The same command again continues; its output file holds the whole text; another seed is
     refused."""
     argv = ("generate", "hello", "--model", tiny, *LENGTH, "--quiet")
-    whole = cli(*argv).out
+    text = cli(*argv).out
     with monkeypatch.context() as patch:
         interrupted(patch, 30)
         assert cli(*argv, "--run-dir", "run").code == 130
     done = cli(*argv, "--run-dir", "run", "--output", "t")
-    assert done.code == 0 and done.out and whole.endswith(done.out)
-    assert (tmp_path / "cwd" / "t").read_bytes().decode().rstrip("\n") == whole.rstrip("\n")
+    assert done.code == 0
+    assert done.out
+    assert text.endswith(done.out)
+    assert (tmp_path / "cwd" / "t").read_bytes().decode().rstrip("\n") == text.rstrip("\n")
     other = cli(*argv[:-2], "5", "--quiet", "--run-dir", "run")
-    assert other.error.startswith("--run-dir run holds") and "seed is 5, was 4" in other.error
+    assert other.error.startswith("--run-dir run holds")
+    assert "seed is 5, was 4" in other.error
     again = cli(*argv, "--run-dir", "run", "--output", "t")
-    assert again.code == 0 and again.out == ""  # nothing left to do
-    assert (tmp_path / "cwd" / "t").read_bytes().decode().rstrip("\n") == whole.rstrip("\n")
+    assert again.code == 0
+    assert again.out == ""  # nothing left to do
+    assert (tmp_path / "cwd" / "t").read_bytes().decode().rstrip("\n") == text.rstrip("\n")
     assert cli("resume", "run", "--quiet").out == ""
     longer = cli("resume", "run", "--max-new-tokens", "90", "--quiet")
-    assert longer.code == 0 and summary_of(tmp_path / "cwd/run")["tokens"] == 90
+    assert longer.code == 0
+    assert summary_of(tmp_path / "cwd/run")["tokens"] == 90
 
 
 SLOW = """
@@ -131,15 +138,15 @@ def test_the_second_interrupt_ends_at_once(tiny: Path, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
     contents, state = folders.load(tmp_path / "run")
-    assert not contents.damaged and len(state.tokens) == 3
+    assert not contents.damaged
+    assert len(state.tokens) == 3
 
 
 def test_a_list_and_the_text(cli: Call, tiny: Path, tmp_path: Path) -> None:
     cli("generate", "hello", "--model", tiny, *LENGTH, "--run-dir", "run", "--quiet")
     shown = cli("runs")
-    assert shown.out.startswith("run ") and shown.out.splitlines()[-1].startswith(
-        "run   finished (length) "
-    )
+    assert shown.out.startswith("run ")
+    assert shown.out.splitlines()[-1].startswith("run   finished (length) ")
     assert json.loads(cli("runs", "run", "--json", "-").out)["tokens"] == 60
     text = cli("runs", "run", "--text")
     assert text.out == (tmp_path / "cwd/run/text.txt").read_bytes().decode()

@@ -58,7 +58,8 @@ def on_a_screen(
 def test_generate_and_its_record(cli: Call, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ("generate", "hello", "--continue", "--model", roomy, *LENGTH, "--quiet")
     seen, piped = on_a_screen(cli, monkeypatch, *argv)
-    assert COMMANDING.search(piped.out) and seen.out == visible(piped.out)
+    assert COMMANDING.search(piped.out)
+    assert seen.out == visible(piped.out)
     seen, piped = on_a_screen(cli, monkeypatch, *argv, "--json", "-")
     assert not COMMANDING.search(seen.out)
     assert json.loads(seen.out)["text"] == json.loads(piped.out)["text"]
@@ -115,7 +116,9 @@ def test_a_moving_line_and_log_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     for part in ("beginning", "prefill: 1,024 of 6,120 ", "odd [bold]name: 1 of 2 ", "━"):
         assert part in words, screen
     assert "\na line of \\u001b[31m[red]its own" in re.sub(r"[\r\n]+", "\n", words), screen
-    assert code == 0 and "\x1b[?25l" not in screen and screen.endswith("\x1b[2K")
+    assert code == 0
+    assert "\x1b[?25l" not in screen
+    assert screen.endswith("\x1b[2K")
 
 
 def test_no_progress_off_a_terminal(cli: Call, tiny: Path) -> None:
@@ -159,7 +162,8 @@ def test_what_could_not_be_written_is_named(tiny: Path, more: str, words: str) -
     )
     command += f"--ignore-eos --device cpu --quiet {more}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and done.stderr.startswith(f"error: {words}"), done
+    assert done.returncode == 1, done
+    assert done.stderr.startswith(f"error: {words}")
     assert done.stderr.count("\n") == 1
 
 
@@ -178,7 +182,8 @@ def test_a_pipe_that_is_closed(tiny: Path, tmp_path: Path) -> None:
     ]
     command = [sys.executable, "-m", "tokenswift", *argv, "--run-dir", str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         process.stdout.read(1)
         process.stdout.close()
         words = (

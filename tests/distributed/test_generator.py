@@ -33,19 +33,18 @@ def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def make(chatty: Path, own_cache: Path) -> Iterator[Callable[..., Generator]]:
     """Makes actors; their schedulers end with the test."""
-    made: list[Generator] = []
+    generators: list[Generator] = []
 
     def call(out: object, **settings: Any) -> Generator:
         if isinstance(out, Path):
             out.mkdir(exist_ok=True)
-        made.append(
-            Generator(str(out), str(chatty), **{**HOW, "loading": {"threads": 1}, **settings})
-        )
-        return made[-1]
+        settings = {**HOW, "loading": {"threads": 1}, **settings}
+        generators.append(Generator(str(out), str(chatty), **settings))
+        return generators[-1]
 
     yield call
-    for one in made:
-        one._scheduler.close()
+    for generator in generators:
+        generator._scheduler.close()
 
 
 def table(rows: list[dict[str, Any]]) -> Any:
@@ -74,13 +73,13 @@ def test_each_row_is_what_its_prompt_is_alone(
     make: Callable[..., Generator], chatty: Path, tmp_path: Path
 ) -> None:
     rows = make(tmp_path / "out", seed=8)(table(ROWS)).to_pylist()
-    for row, given in zip(rows, ROWS, strict=True):
-        expected = alone(chatty, given, **({} if "seed" in given else {"seed": 8}))
-        state = folders.load(tmp_path / "out" / given["id"])[1]
-        assert state.tokens == expected.token_ids, given
+    for row, prompt in zip(rows, ROWS, strict=True):
+        expected = alone(chatty, prompt, **({} if "seed" in prompt else {"seed": 8}))
+        state = folders.load(tmp_path / "out" / prompt["id"])[1]
+        assert state.tokens == expected.token_ids, prompt
         assert (row["text"], row["finish_reason"]) == (expected.text, expected.finish_reason)
         assert (row["new_tokens"], row["error"]) == (len(expected.token_ids), None)
-        assert (tmp_path / "out" / given["id"] / "text.txt").read_bytes().decode(
+        assert (tmp_path / "out" / prompt["id"] / "text.txt").read_bytes().decode(
             "utf-8"
         ) == expected.text
 
@@ -90,16 +89,17 @@ def test_a_second_actor_goes_on_inside_a_row_and_leaves_what_is_finished(
 ) -> None:
     known = begin(chatty, ROWS[0], tmp_path / "out" / "a", 7)
     (first,) = make(tmp_path / "out")(table(ROWS[1:2])).to_pylist()
-    kept = folders.load(tmp_path / "out" / "a")[1]
-    assert 0 < known < 30 and first["error"] is None
+    earlier = folders.load(tmp_path / "out" / "a")[1]
+    assert 0 < known < 30
+    assert first["error"] is None
     before = (tmp_path / "out" / "b" / "journal").read_bytes()
     rows = make(tmp_path / "out")(table(ROWS[:2])).to_pylist()
     assert rows[0]["text"] == alone(chatty, ROWS[0]).text
     state = folders.load(tmp_path / "out" / "a")[1]
-    assert len(state.sessions) == 2 and state.steps[:known] == kept.steps
-    assert (tmp_path / "out" / "b" / "journal").read_bytes() == before and rows[1]["text"] == first[
-        "text"
-    ]
+    assert len(state.sessions) == 2
+    assert state.steps[:known] == earlier.steps
+    assert (tmp_path / "out" / "b" / "journal").read_bytes() == before
+    assert rows[1]["text"] == first["text"]
 
 
 def test_a_row_that_is_wrong_fails_alone(make: Callable[..., Generator], tmp_path: Path) -> None:
@@ -109,10 +109,14 @@ def test_a_row_that_is_wrong_fails_alone(make: Callable[..., Generator], tmp_pat
         {"id": "f", "prompt": "a", "min_p": -1.0},
         ROWS[1],
     ]
-    made = make(tmp_path / "out")(table(rows)).to_pylist()
-    for row, word in zip(made, ["a row has no id", "id is '../x'", "min_p is -1.0"], strict=False):
-        assert word in row["error"] and row["text"] is None, row
-    assert made[-1]["error"] is None and made[-1]["new_tokens"] == 5
+    rows_with_texts = make(tmp_path / "out")(table(rows)).to_pylist()
+    for row, word in zip(
+        rows_with_texts, ["a row has no id", "id is '../x'", "min_p is -1.0"], strict=False
+    ):
+        assert word in row["error"], row
+        assert row["text"] is None
+    assert rows_with_texts[-1]["error"] is None
+    assert rows_with_texts[-1]["new_tokens"] == 5
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["b"]
 
 

@@ -31,12 +31,14 @@ def cluster() -> Iterator[Any]:
     """A cluster of two nodes with one core each; this process does not belong to it."""
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    made.add_node(num_cpus=1)
+    ray_cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    ray_cluster.add_node(num_cpus=1)
     try:
-        yield made
+        yield ray_cluster
     finally:
-        made.shutdown()
+        ray_cluster.shutdown()
 
 
 #: what docs/scale.md has, for a cluster's address, a model, prompts and a folder
@@ -73,19 +75,45 @@ def begun(*argv: object) -> Iterator[subprocess.Popen[str]]:
 
 def writers() -> dict[int, int]:
     """Process → tokens so far of the shortest text that it writes now and has begun."""
-    found: dict[int, int] = {}
+    tokens_by_process: dict[int, int] = {}
     for path in Path("out").glob("*/journal"):
         if folders.is_locked(path.parent):
             state = folders.load(path.parent)[1]
-            found[state.session.pid] = min(found.get(state.session.pid, 10**9), len(state.tokens))
-    return found
+            process = state.session.pid
+            shortest = min(tokens_by_process.get(process, 10**9), len(state.tokens))
+            tokens_by_process[process] = shortest
+    return tokens_by_process
 
 
 def went_on_at(folder: Path) -> list[int]:
-    """How many tokens each session but the first found."""
+    """How many tokens each session but the first tokens_by_process."""
     records = journal.read(folder / folders.JOURNAL).records
     sessions = [i for i, record in enumerate(records) if record["kind"] == "session"]
     return [sum(len(record.get("ids", ())) for record in records[:i]) for i in sessions[1:]]
+
+
+def kill_writers(process: subprocess.Popen[str], cluster: Any) -> int:
+    """Kill actors that have written something, and take a node away halfway; the number of kills,
+    :data:`KILLS` unless the program ends before."""
+    chance = random.Random(7)
+    killed = 0
+    end = time.monotonic() + WITHIN
+    first_counts: dict[int, int] = {}
+    while killed < KILLS and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.1)
+        # those that have written something: a kill while a model is loaded tests Ray alone
+        able = [
+            pid
+            for pid, tokens in writers().items()
+            if tokens > first_counts.setdefault(pid, tokens)
+        ]
+        if able:
+            with suppress(ProcessLookupError):  # the folder's new writer has not said so yet
+                os.kill(chance.choice(able), signal.SIGKILL)
+                killed += 1
+            if killed == KILLS // 2 and cluster.worker_nodes:
+                cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    return killed
 
 
 @pytest.mark.model
@@ -105,30 +133,20 @@ def test_actors_that_are_killed_and_a_node_that_goes_change_no_text(
     with begun("-m", "tokenswift", "generate", *how, "--out", "alone", "--threads", 1) as process:
         _, err = process.communicate(timeout=WITHIN)
         assert process.returncode == 0, err
-    chance, killed, end = random.Random(7), 0, time.monotonic() + WITHIN
-    known: dict[int, int] = {}
     out = (tmp_path / "out").absolute()
     out.mkdir()
     with begun("-c", PROGRAM, cluster.address, embedded, tmp_path / "p.jsonl", out) as process:
-        while killed < KILLS and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.1)
-            # those that have written something: a kill while a model is loaded tests Ray alone
-            able = [
-                pid for pid, tokens in writers().items() if tokens > known.setdefault(pid, tokens)
-            ]
-            if able:
-                with suppress(ProcessLookupError):  # the folder's new writer has not said so yet
-                    os.kill(chance.choice(able), signal.SIGKILL)
-                    killed += 1
-                if killed == KILLS // 2 and cluster.worker_nodes:
-                    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+        killed = kill_writers(process, cluster)
         _, err = process.communicate(timeout=WITHIN)
-        assert process.returncode == 0 and killed == KILLS, err
+        assert process.returncode == 0, err
+        assert killed == KILLS, err
     resumed = []
     for line in prompts:
-        one, other = Path("alone") / line["id"], Path("out") / line["id"]
+        one = Path("alone") / line["id"]
+        other = Path("out") / line["id"]
         state = folders.load(other)[1]
-        assert state.tokens == folders.load(one)[1].tokens and len(state.tokens) == 400, line
+        assert state.tokens == folders.load(one)[1].tokens, line
+        assert len(state.tokens) == 400
         assert state.end is not None
         assert (one / "text.txt").read_bytes() == (other / "text.txt").read_bytes()
         resumed += went_on_at(other)

@@ -6,7 +6,7 @@ import argparse
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tokenswift.chat.prompts import is_chat
 from tokenswift.cli import options
@@ -14,6 +14,7 @@ from tokenswift.cli.declare import Parser, add_options, dashed
 from tokenswift.cli.prompts import TOKEN_IDS, System, prompt_for_model, prompt_from, read_named
 from tokenswift.config.fields import AtLeast, Option
 from tokenswift.config.sampling import CONTINUED
+from tokenswift.engine.arguments import CallArguments, call_arguments
 from tokenswift.engine.request import Request
 from tokenswift.grammar import Grammar
 from tokenswift.types import InputError
@@ -85,7 +86,7 @@ def add_call_options(parser: Parser) -> None:
     options.add_sampling_options(parser, **asdict(CONTINUED))
 
 
-def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]]:
+def call_from(args: argparse.Namespace) -> tuple[str | list[int], CallArguments]:
     """The prompt of the command line, and the other arguments of a request; everything that needs
     no model is checked. :func:`request_for_model` makes the request.
 
@@ -100,7 +101,7 @@ def call_from(args: argparse.Namespace) -> tuple[str | list[int], dict[str, Any]
     return prompt_from(args), settings_from(args)
 
 
-def settings_from(args: argparse.Namespace) -> dict[str, Any]:
+def settings_from(args: argparse.Namespace) -> CallArguments:
     """The arguments of a request besides its prompt, those of its sampling that the command line
     names among them.
 
@@ -108,12 +109,13 @@ def settings_from(args: argparse.Namespace) -> dict[str, Any]:
         InputError: naming what is wrong.
     """
     options.check_model_options(args)
-    settings = {name: getattr(args, name) for name in REQUEST_OPTIONS}
-    settings |= options.sampling_options(args)
-    settings["strategy_options"] = options.strategy_options_from(args)
-    settings["grammar"] = grammar_from(args)
-    settings["stop"] = (*args.stop, *map(tuple, args.stop_ids))
-    settings["template_options"] = args.template_options
+    values: dict[str, object] = {name: getattr(args, name) for name in REQUEST_OPTIONS}
+    values |= options.sampling_options(args)
+    values["strategy_options"] = options.strategy_options_from(args)
+    values["grammar"] = grammar_from(args)
+    values["stop"] = (*args.stop, *map(tuple, args.stop_ids))
+    values["template_options"] = args.template_options
+    settings = call_arguments(values)
     Request.of("", lambda _: CONTINUED, **settings)  # checks them
     return settings
 
@@ -141,7 +143,7 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
 
 
 def request_for_model(
-    args: argparse.Namespace, llm: LLM, prompt: str | list[int], settings: dict[str, Any]
+    args: argparse.Namespace, llm: LLM, prompt: str | list[int], settings: CallArguments
 ) -> Request:
     """The request, its prompt as the model takes it and its sampling settled; says which way.
 

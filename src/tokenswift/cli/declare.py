@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from tokenswift.checks import meant
-from tokenswift.config.fields import FieldType, Rule, field_types
+from tokenswift.config.fields import FieldType, Option, Rule, field_types
 from tokenswift.types import InputError
 
 #: what options are added to: a parser, or a group of its options
@@ -162,14 +162,21 @@ def add_option(
     if option.positional:
         action = group.add_argument(name, **how)
     else:
-        names = option.names or (f"--{dashed(name)}",)
-        names = names if option.short is None else (option.short, *names)
-        action = group.add_argument(*names, dest=name, required=default is MISSING, **how)
+        required = default is MISSING
+        action = group.add_argument(
+            *option_names(name, option), dest=name, required=required, **how
+        )
     text = text.replace("%", "%%")
     default_note = re.findall(r"; (default: \S+)$", text)
     brief = "; ".join([text.partition("; ")[0], *default_note])
     action.help = brief if option.shown else argparse.SUPPRESS
     vars(action)["full_help"] = text
+
+
+def option_names(name: str, option: Option) -> tuple[str, ...]:
+    """The names of an option, the short one first."""
+    names = option.names or (f"--{dashed(name)}",)
+    return names if option.short is None else (option.short, *names)
 
 
 def dashed(name: str) -> str:

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if args.run_dir is not None:
         args.run_dir = check_writable("--run-dir", args.run_dir, "folder")
     earlier = earlier_run(args.run_dir)
-    if settings["strategy_options"].get("acceptance") == "published":
+    if args.acceptance == "published":
         logger.warning(
             "the published acceptance rule is not lossless: the text differs from plain decoding"
         )

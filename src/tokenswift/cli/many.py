@@ -7,7 +7,7 @@ import json
 import logging
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from tokenswift.chat.prompts import is_chat
 from tokenswift.checks import counted
@@ -17,6 +17,7 @@ from tokenswift.cli.prompts import check_template, read_named
 from tokenswift.cli.results import check_record, check_writable, write_json
 from tokenswift.cli.signals import saying_what_is_kept
 from tokenswift.config.fields import AtLeast, Option
+from tokenswift.engine.arguments import CallArguments
 from tokenswift.engine.request import Asked, Request, asked, record_of
 from tokenswift.types import Generation, InputError, RunError, Step
 
@@ -74,7 +75,7 @@ def read_prompts(args: argparse.Namespace) -> list[Asked]:
     return list(prompts.values())
 
 
-def write_all(args: argparse.Namespace, settings: dict[str, Any]) -> int:
+def write_all(args: argparse.Namespace, settings: CallArguments) -> int:
     """Write all texts that are missing.
 
     Args:

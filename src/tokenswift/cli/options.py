@@ -149,9 +149,9 @@ def sampling_from(
     return sampling_over(defaults or SamplingParams(), sampling_options(args))
 
 
-def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
+def sampling_options(args: argparse.Namespace) -> dict[str, object]:
     """The sampling settings that the command line names, those of --preset included."""
-    settings = {} if args.preset is None else dict(preset(args.preset))
+    settings: dict[str, object] = {} if args.preset is None else dict(preset(args.preset))
     for name in SAMPLING:
         value = getattr(args, name, None)
         if value is not None and value is not False:
@@ -159,7 +159,7 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def strategy_options_from(args: argparse.Namespace) -> dict[str, Any]:
+def strategy_options_from(args: argparse.Namespace) -> dict[str, object]:
     """The strategy options that the command line names, checked against the strategy; with ``all``
     each must suit the strategies that have it, which get it.
 

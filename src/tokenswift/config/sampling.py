@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -18,7 +18,9 @@ Texts: TypeAlias = Sequence[str | Sequence[int]]  # each as text, or as token id
 Biases: TypeAlias = (
     Mapping[int, float] | Sequence[tuple[int, float]]
 )  # by token id; kept as sorted pairs
-MOST_TEXTS, MOST_LETTERS, MOST_BIASES = 1024, 1024, 16_384
+MOST_TEXTS = 1024
+MOST_LETTERS = 1024  # of each text, or token ids
+MOST_BIASES = 16_384
 Token: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
 Whole = Meta(min_length=1, max_length=MOST_LETTERS)
 KeptTexts = Annotated[
@@ -135,9 +137,8 @@ class SamplingParams:
             keep_field(self, name, check_texts(name, getattr(self, name)))
         keep_field(self, "logit_bias", check_biases(self.logit_bias))
         keep_field(self, "grammar", Grammar.of(self.grammar))  # a journal has its record
-        if (
-            self.temperature == 0
-        ):  # one way to say it: nothing divides by zero, and equal settings are equal
+        # greedy decoding has one form: nothing divides by zero, and equal settings are equal
+        if self.temperature == 0:
             keep_field(self, "greedy", True)
             keep_field(self, "temperature", 1.0)
 
@@ -165,18 +166,17 @@ def check_texts(name: str, value: object) -> tuple[str | tuple[int, ...], ...]:
         InputError: something else, an empty one, or too many or too long ones.
     """
     try:
-        made = msgspec.convert((value,) if isinstance(value, str) else value, KeptTexts)
+        texts = msgspec.convert((value,) if isinstance(value, str) else value, KeptTexts)
     except msgspec.ValidationError:
         raise InputError(
             f"{name} is {shown(value)}; valid: up to {MOST_TEXTS:,} texts, or lists of token "
-            f"ids, of up "
-            f"to {MOST_LETTERS:,} letters or ids, none of them empty",
+            f"ids, of up to {MOST_LETTERS:,} letters or ids, none of them empty",
             name,
         ) from None
-    for one in made:
-        if isinstance(one, str):
-            check_text(name, one)
-    return made
+    for text in texts:
+        if isinstance(text, str):
+            check_text(name, text)
+    return texts
 
 
 def check_biases(value: object) -> tuple[tuple[int, float], ...]:
@@ -188,40 +188,60 @@ def check_biases(value: object) -> tuple[tuple[int, float], ...]:
         InputError: something else, or too many.
     """
     try:
-        pairs: Any = value.items() if isinstance(value, Mapping) else value
-        made = msgspec.convert(dict(pairs), KeptBiases, strict=False)
+        biases = msgspec.convert(as_dict(value), KeptBiases, strict=False)
     except (msgspec.ValidationError, TypeError, ValueError):
         raise InputError(
             f"logit_bias is {shown(value)}; valid: up to {MOST_BIASES:,} token ids, with a bias "
-            f"from -100 to "
-            "100, such as {198: -5}",
+            "from -100 to 100, such as {198: -5}",
             "logit_bias",
         ) from None
-    return tuple(sorted(made.items()))
+    return tuple(sorted(biases.items()))
+
+
+def as_dict(value: object) -> dict[object, object]:
+    """A mapping, or pairs, as a dict.
+
+    Raises:
+        TypeError, ValueError: it is something else.
+    """
+    if isinstance(value, Mapping):
+        return dict(value)
+    if not isinstance(value, Iterable):
+        raise TypeError
+    return dict(value)
+
+
+class SamplingNumbers(TypedDict):
+    """The fields of `SamplingParams` that filter tokens or change their logits, by numbers."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    eta_cutoff: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    dry_multiplier: float
 
 
 #: sampling without any filter or penalty, by the fields that are numbers
-NEUTRAL: dict[str, Any] = {
+NEUTRAL: SamplingNumbers = {
     "temperature": 1.0,
     "top_k": 0,
     "top_p": 1.0,
     "min_p": 0.0,
     "eta_cutoff": 0.0,
-}
-NEUTRAL |= {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "dry_multiplier": 0.0,
 }
-PAPER = {
-    **NEUTRAL,
-    "min_p": 0.1,
-    "repetition_penalty": 1.2,
-}  # of `SamplingParams` all but seed and greedy
+#: the paper's settings: all of `SamplingParams` but seed and greedy
+PAPER: SamplingNumbers = {**NEUTRAL, "min_p": 0.1, "repetition_penalty": 1.2}
 
 
-def preset(name: str) -> dict[str, Any]:
+def preset(name: str) -> SamplingNumbers:
     """The fields of a sampling by its name.
 
     Raises:
@@ -255,24 +275,27 @@ ANSWERS = SamplingParams(temperature=0.7, min_p=0.05, repetition_penalty=1.0)
 
 
 def settings_of(params: SamplingParams) -> dict[str, Any]:
-    """What a sampling is named by in journals and records: its fields without those of `ADJUSTING`
-    that are off; ``SamplingParams(**it)`` is the sampling. The values are JSON's."""
+    """A sampling as journals and records have it: its fields without those of `ADJUSTING` that are
+    off. The values are JSON's; ``SamplingParams(**settings)`` is the sampling again."""
     off = SamplingParams()
-    made = asdict(params)
-    return {k: listed(v) for k, v in made.items() if k not in ADJUSTING or v != getattr(off, k)}
+    settings = {}
+    for name, value in asdict(params).items():
+        if name not in ADJUSTING or value != getattr(off, name):
+            settings[name] = listed(value)
+    return settings
 
 
-def listed(value: Any) -> Any:
+def listed(value: object) -> object:
     """A value with lists for its tuples, as JSON has it."""
-    return [listed(one) for one in value] if isinstance(value, tuple) else value
+    return [listed(item) for item in value] if isinstance(value, tuple) else value
 
 
-def sampling_over(usual: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
-    """A sampling with the given fields over it.
+def sampling_over(sampling: SamplingParams, settings: Mapping[str, Any]) -> SamplingParams:
+    """A sampling with other settings over its own.
 
     Raises:
         InputError: one of them is out of its range.
     """
-    if given.get("temperature"):  # whoever gives one wants no greedy decoding, whatever is usual
-        given = {"greedy": False, **given}
-    return replace(usual, **given)
+    if settings.get("temperature"):  # whoever sets one wants no greedy decoding
+        settings = {"greedy": False, **settings}
+    return replace(sampling, **settings)

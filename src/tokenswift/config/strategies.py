@@ -181,16 +181,17 @@ def check_widths(options: MethodOptions) -> None:
 
 def tree_nodes(widths: Sequence[int]) -> int:
     """Nodes of the full product of these widths, the root included."""
-    level, nodes = 1, 1
+    level_nodes = 1
+    nodes = 1
     for width in widths:
-        level *= width
-        nodes += level
+        level_nodes *= width
+        nodes += level_nodes
     return nodes
 
 
 def names_of(strategy: str) -> list[str]:
     """The names of a strategy's options."""
-    return [f.name for f in fields(OPTIONS[strategy])]
+    return [field.name for field in fields(OPTIONS[strategy])]
 
 
 def build_options(strategy: str, values: Mapping[str, Any] | None) -> Any:

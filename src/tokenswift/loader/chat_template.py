@@ -99,7 +99,7 @@ def prepare() -> None:
     """Start what renders templates now, beside what else takes time; what is wrong the first chat
     says."""
     with suppress(RunError), templates.lock:
-        templates.started()
+        templates.ensure_process()
 
 
 def rendered(
@@ -138,7 +138,7 @@ def rendered(
     if "limit" in answer:
         valid = f"up to {SECONDS} seconds of processor time and {MEMORY // 10**6} MB of memory"
         raise LimitReached(f"the model's chat template {answer['limit']}; valid: {valid}")
-    return answer["made"]
+    return answer.get("text", "")
 
 
 def _usual(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -402,10 +402,9 @@ def usable_sampling(named: Mapping[str, object], model: str) -> SamplingParams |
         model: its name, for messages.
     """
     usable: SamplingParams | None = None
-    settings = NEUTRAL
+    settings: dict[str, Any] = {**NEUTRAL}
     for name, value in named.items():
-        more = dict(settings)
-        more[name] = value
+        more = {**settings, name: value}
         try:
             usable = SamplingParams(**more)
         except InputError as error:

@@ -309,4 +309,4 @@ def _fault(source: Source, special: tuple[str, ...], vocab_size: int) -> str:
     failure = answer.get("limit") or answer.get("error")
     if failure:
         raise ValueError(failure)
-    return answer["made"]
+    return answer.get("text", "")
