@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -402,11 +403,11 @@ def usable_sampling(named: Mapping[str, object], model: str) -> SamplingParams |
         model: its name, for messages.
     """
     usable: SamplingParams | None = None
-    settings: dict[str, Any] = {**NEUTRAL}
+    settings: dict[str, object] = {**NEUTRAL}
     for name, value in named.items():
         more = {**settings, name: value}
         try:
-            usable = SamplingParams(**more)
+            usable = replace(SamplingParams(), **more)
         except InputError as error:
             logger.warning("a sampling setting of model %s is ignored: %s", model, error)
         else:
