@@ -68,7 +68,8 @@ def check_tensors(
         shape = shapes.get(name)
         if entry.shape == shape and entry.kind in kinds:
             continue
-        valid = "a file without it" if shape is None else f"{shape} in {', '.join(kinds)}"
+        types = entry.kind if entry.kind in kinds else ", ".join(sorted(kinds))
+        valid = "a file without it" if shape is None else f"{shape} in {types}"
         raise InputError(
             f"{where}: tensor {entry.name} is {entry.shape} in {entry.kind}; valid: {valid}"
         )
