@@ -16,7 +16,7 @@ from tokenswift.kernels.formats import PANEL, STORED_IN, Format, Stored
 from tokenswift.kv.memory import Arena, large_empty
 
 #: greatest number of a layer's experts: a row's scores are kept on a thread's stack
-MOST_EXPERTS = 4096
+MOST_EXPERTS = 1 << 14
 #: writes a weight that is stored quantized into its panels, (P, bytes of a panel)
 WritePanels: TypeAlias = Callable[[Stored, UInt8[Tensor, "P bytes"]], None]
 
