@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Call, interrupted
+from tests.cli.conftest import Call, chatty_model, interrupted
 from tokenswift.runs import folder as folders
 from tokenswift.runs.lists import summary_of
 
@@ -196,3 +199,96 @@ def test_a_record_of_a_resumed_run_never_replaces_its_model(
     assert done.code == 2
     assert "is a file of the run's model" in done.error
     assert (copy / "config.json").read_bytes() == config
+
+
+# ---- a text of the length that was asked for -----------------------------------------------------
+
+
+@pytest.fixture
+def ending(tmp_path: Path, tiny_folder: Callable[..., Path]) -> Path:
+    """A tiny model that ends every text soon: half of its tokens are end marks."""
+    folder = tiny_folder()
+    config = folder / "generation_config.json"
+    settings = json.loads(config.read_text()) if config.exists() else {}
+    config.write_text(json.dumps({**settings, "eos_token_id": list(range(0, 256, 2))}))
+    return folder
+
+
+CONTINUED = ("generate", "hello", "--continue", "--json", "j")
+
+
+def record(tmp_path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((tmp_path / "cwd" / "j").read_text())
+    return content
+
+
+def test_a_long_text_that_is_continued_has_the_length_that_was_asked_for(
+    cli: Call, ending: Path, tmp_path: Path
+) -> None:
+    done = cli(*CONTINUED, "-m", ending, "-n", 1000)
+    assert len(record(tmp_path)["token_ids"]) == 1000
+    assert "the model cannot end it before token 1000 (--min-tokens)" in done.err
+
+
+@pytest.mark.parametrize(
+    "options", [("-n", 900), ("-n", 1000, "--min-tokens", 0), ("-n", 1000, "--stop", "never")]
+)
+def test_a_short_one_or_one_that_may_end_ends_where_the_model_ends_it(
+    cli: Call, ending: Path, tmp_path: Path, options: tuple[object, ...]
+) -> None:
+    cli(*CONTINUED, "-m", ending, *options)
+    assert record(tmp_path)["finish_reason"] == "eos"
+
+
+def test_an_early_end_says_what_to_do(cli: Call, ending: Path) -> None:
+    done = cli(*CONTINUED, "-m", ending, "-n", 300, "--run-dir", "run")
+    line = done.err.splitlines()[-1]
+    assert re.match(r"the model ended the text at \d+ of 300 tokens; --min-tokens 300 lets", line)
+    assert "--ignore-eos writes on behind its end" in line
+    assert line.endswith("; go on with: tokenswift resume run --min-tokens 300")
+
+
+def test_the_command_of_that_line_goes_on_with_the_run(
+    cli: Call, ending: Path, tmp_path: Path
+) -> None:
+    cli(*CONTINUED, "-m", ending, "-n", 300, "--run-dir", "run")
+    early = record(tmp_path)["token_ids"]
+    done = cli("resume", "run", "--min-tokens", 300, "--json", "j")
+    assert done.code == 0
+    assert record(tmp_path)["token_ids"][: len(early) - 1] == early[:-1]
+    assert len(record(tmp_path)["token_ids"]) == 300
+
+
+def test_a_finished_run_says_how_to_go_on(cli: Call, ending: Path) -> None:
+    cli(*CONTINUED, "-m", ending, "-n", 300, "--run-dir", "run")
+    done = cli("resume", "run")
+    assert done.err.rstrip().endswith("tokenswift resume run --min-tokens N goes on with it")
+
+
+def test_an_earlier_run_that_may_end_is_not_changed_by_the_same_command(
+    cli: Call, ending: Path, tmp_path: Path
+) -> None:
+    cli(*CONTINUED, "-m", ending, "-n", 1200, "--min-tokens", 0, "--run-dir", "run")
+    early = record(tmp_path)["token_ids"]
+    done = cli(*CONTINUED, "-m", ending, "-n", 1200, "--run-dir", "run")
+    assert done.code == 0
+    assert record(tmp_path)["token_ids"] == early
+
+
+def test_the_same_command_with_a_greater_length_makes_a_long_text_longer(
+    cli: Call, ending: Path, tmp_path: Path
+) -> None:
+    cli(*CONTINUED, "-m", ending, "-n", 1000, "--run-dir", "run")
+    cli(*CONTINUED, "-m", ending, "-n", 1100, "--run-dir", "run")
+    assert len(record(tmp_path)["token_ids"]) == 1100
+
+
+def test_an_answer_of_usual_length_ends_without_advice(cli: Call, tmp_path: Path) -> None:
+    model = chatty_model(tmp_path / "chatty", 2048)
+    done = cli("generate", "hello", "-m", model, "-n", 300)
+    assert "--min-tokens" not in done.err
+
+
+@pytest.mark.parametrize("option", ["--min-tokens N", "--ignore-eos"])
+def test_the_help_of_generate_shows_what_keeps_a_text_from_ending(cli: Call, option: str) -> None:
+    assert option in cli("generate", "--help").out

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 from tokenswift.chat.prompts import is_chat
 from tokenswift.cli import options
 from tokenswift.cli.declare import Parser, add_options, dashed
+from tokenswift.cli.lengths import default_min_tokens
 from tokenswift.cli.prompts import TOKEN_IDS, System, prompt_for_model, prompt_from, read_named
-from tokenswift.config.fields import AtLeast, Option
+from tokenswift.config.fields import SHOWN, AtLeast, Option
 from tokenswift.config.sampling import CONTINUED
 from tokenswift.engine.arguments import CallArguments, call_arguments
 from tokenswift.engine.request import Request
@@ -21,11 +22,12 @@ from tokenswift.types import InputError
 
 if TYPE_CHECKING:
     from tokenswift.engine.llm import LLM
+    from tokenswift.runs.records import RunState
 
 logger = logging.getLogger("tokenswift")
 #: options that are arguments of a request, by the same names
 REQUEST_OPTIONS = ("max_new_tokens", "strategy", "ignore_eos", "on_loop")
-SHOWN = 80  # characters of a grammar in a message
+SHOWN_CHARACTERS = 80  # of a grammar in a message
 GRAMMARS = {"json_schema": Grammar.json_schema, "regex": Grammar.regex, "grammar": Grammar.lark}
 
 
@@ -53,8 +55,9 @@ class Text:
     """What is written.
 
     Attributes:
-        max_new_tokens: tokens to write at most, at least 1; default: an answer ends where the model
-            ends it, a continued text after 200
+        max_new_tokens: tokens to write, at least 1; an answer ends where the model ends it, and so
+            does a continued text of fewer than 1,000 tokens; a longer one is written to this length
+            (see min_tokens); default: an answer ends by itself, a continued text after 200
         json_schema: write JSON that the JSON schema in this file describes; or the schema itself,
             such as {"type": "object"}
         regex: write text that this regular expression matches from its beginning to its end
@@ -62,7 +65,7 @@ class Text:
         stop: end before this text, which is left out; may be given several times; default: none
         stop_ids: end after these tokens; the last one adds no text; may be given several times;
             default: none
-        ignore_eos: continue after an end-of-text token
+        ignore_eos: write on behind an end-of-text token
         on_loop: when the text repeats itself: report (continue and say so) or stop
     """
 
@@ -72,7 +75,7 @@ class Text:
     grammar: Annotated[str | None, Option("FILE")] = None
     stop: Annotated[Sequence[str], Option("TEXT", repeatable=True)] = ()
     stop_ids: Annotated[Sequence[list[int]], replace(TOKEN_IDS, repeatable=True)] = ()
-    ignore_eos: bool = False
+    ignore_eos: Annotated[bool, SHOWN] = False
     on_loop: Annotated[str, Option("W")] = "report"
 
 
@@ -139,19 +142,29 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
     try:
         return GRAMMARS[name](read_named(text, option) if is_file else text)
     except InputError as error:
-        raise InputError(f"{option} {text[:SHOWN]}: {error}") from error
+        raise InputError(f"{option} {text[:SHOWN_CHARACTERS]}: {error}") from error
 
 
 def request_for_model(
-    args: argparse.Namespace, llm: LLM, prompt: str | list[int], settings: CallArguments
+    args: argparse.Namespace,
+    llm: LLM,
+    prompt: str | list[int],
+    settings: CallArguments,
+    earlier: RunState | None = None,
 ) -> Request:
     """The request, its prompt as the model takes it and its sampling settled; says which way.
 
     Args:
         prompt, settings: as of :func:`call_from`.
+        earlier: the run that goes on.
     """
     model_prompt, line = prompt_for_model(args, llm, prompt)
     logger.info("%s", line)
     if is_chat(model_prompt) and args.max_new_tokens is None and args.on_loop == Text.on_loop:
         settings = {**settings, "on_loop": "stop"}  # a loop would go on to the last position
+    if "min_tokens" not in settings:
+        min_tokens = default_min_tokens(model_prompt, settings, earlier)
+        settings = {**settings, "min_tokens": min_tokens}
+        if min_tokens:
+            logger.info("the model cannot end it before token %d (--min-tokens)", min_tokens)
     return Request.of(model_prompt, llm.default_sampling, **settings)

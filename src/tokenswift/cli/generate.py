@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
         prepare()  # what renders chat templates starts while the model is loaded
     llm = options.load_model(args)
-    request = request_for_model(args, llm, prompt, settings)
+    request = request_for_model(args, llm, prompt, settings, earlier)
     write(args, llm, replace(request, run_dir=args.run_dir), earlier, file)
     return 0
 

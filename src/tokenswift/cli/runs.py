@@ -16,7 +16,7 @@ from tokenswift.cli.progress import Stages
 from tokenswift.cli.results import ENDINGS, STDOUT, check_record, write_json, write_text
 from tokenswift.cli.terminal import on_one_line, say, table
 from tokenswift.cli.write import write
-from tokenswift.config.fields import AtLeast, Option
+from tokenswift.config.fields import SHOWN, AtLeast, Option
 from tokenswift.types import InputError
 
 if TYPE_CHECKING:
@@ -32,10 +32,13 @@ class Longer:
     Attributes:
         run_dir: the run's folder
         max_new_tokens: tokens of the whole run at most, counted from its prompt; default: as before
+        min_tokens: tokens of the whole run before the model may end it; a text that it ended before
+            goes on in place of its end mark; default: as before
     """
 
     run_dir: Annotated[str, Option("DIR", shown=True, positional=True)]
     max_new_tokens: Annotated[int | None, AtLeast(1), Option(shown=True, short="-n")] = None
+    min_tokens: Annotated[int | None, AtLeast(0), SHOWN] = None
 
 
 @dataclass(frozen=True)
@@ -55,14 +58,14 @@ class Listed(options.Record):
 def resume(args: argparse.Namespace) -> int:
     """Finish a run that generate --run-dir kept, with the tokens of the uninterrupted run. The
     continuation streams to standard output; the whole text is in the folder. --max-new-tokens makes
-    a finished run longer.
+    a finished run longer, --min-tokens one that the model ended.
     """
     from tokenswift.runs import folder as folders
 
     check_record(args.json)
     folder = Path(args.run_dir).expanduser()
     state = folders.load_whole(folder)
-    if is_finished(state, args.max_new_tokens, args.on_loop):
+    if is_finished(state, args.max_new_tokens, args.on_loop, args.min_tokens):
         if args.json is None and folders.has_text(folder, state.text + state.tail):
             logger.info("%s", finished_line(folder, state))
             return 0
@@ -72,18 +75,23 @@ def resume(args: argparse.Namespace) -> int:
     with Stages(args.quiet, "loading") as stages:
         from tokenswift.engine.resume import reload, request_of
 
-        request = request_of(state, folder, args.max_new_tokens, args.on_loop)
+        request = request_of(state, folder, args.max_new_tokens, args.on_loop, args.min_tokens)
         llm = reload(state, stages)
     logger.info("%s, %s on %s, from token %d", llm.name, llm.dtype, llm.device, len(state.tokens))
     write(args, llm, request, state)
     return 0
 
 
-def is_finished(state: RunState, max_new_tokens: int | None, on_loop: str | None) -> bool:
+def is_finished(
+    state: RunState,
+    max_new_tokens: int | None,
+    on_loop: str | None,
+    min_tokens: int | None = None,
+) -> bool:
     """Whether nothing is left to write of a run.
 
     Args:
-        max_new_tokens, on_loop: of `resume`; None: as before.
+        max_new_tokens, on_loop, min_tokens: of `resume`; None: as before.
     Raises:
         InputError: the run has more tokens than it is to have.
     """
@@ -94,16 +102,20 @@ def is_finished(state: RunState, max_new_tokens: int | None, on_loop: str | None
         raise InputError(f"{line}; valid: at least as many", "max_new_tokens")
     if state.end is None:
         return False
-    ended_for_good = state.end.reason in ("eos", "stop")
+    goes_on = state.end.reason == "eos" and token_count <= (min_tokens or 0)
+    ended_for_good = state.end.reason in ("eos", "stop") and not goes_on
     stays_at_loop = state.end.reason == "loop" and on_loop != "report"
-    return ended_for_good or stays_at_loop or limit == token_count
+    return ended_for_good or stays_at_loop or (limit == token_count and not goes_on)
 
 
 def finished_line(folder: Path, state: RunState) -> str:
     """A line about a finished run: its tokens, why it ended, and how to see its text."""
     reason = "" if state.end is None else f", {ENDINGS[state.end.reason]}"
     tokens = counted(len(state.tokens), "token")
-    return f"{folder} is finished ({tokens}{reason}); tokenswift runs {folder} --text prints it"
+    line = f"{folder} is finished ({tokens}{reason}); tokenswift runs {folder} --text prints it"
+    if state.end is not None and state.end.reason == "eos":
+        line += f", tokenswift resume {folder} --min-tokens N goes on with it"
+    return line
 
 
 def models_of(state: RunState) -> list[str]:

@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenswift.chat.prompts import is_chat
 from tokenswift.checks import counted
+from tokenswift.cli.lengths import advice_on_early_end
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.results import STDOUT, TextSink, summary, write_json
 from tokenswift.cli.signals import Signals, saying_what_is_kept
@@ -42,6 +44,11 @@ def write(
     sink = TextSink(file, echo=args.json != str(STDOUT))
     result = stream(llm, request, sink, args.quiet, earlier)
     logger.info("%s", summary(result, args.verbose))
+    is_answer = is_chat(request.prompt) or request.new_turn
+    length = None if is_answer and args.max_new_tokens is None else request.max_new_tokens
+    advice = advice_on_early_end(result, request, length)
+    if advice:
+        logger.info("%s", advice)
     if args.json is not None:
         write_json(Path(args.json).expanduser(), record_of(llm, result, request))
 

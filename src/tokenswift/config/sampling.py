@@ -101,7 +101,9 @@ class SamplingParams:
         dry_breakers: DRY sees no repetition across tokens that contain one of these texts; default:
             line break, colon, quotation mark, asterisk (none for continued text)
         logit_bias: token ids and what is added to their logits, -100 to 100; default: none
-        min_tokens: new tokens before an end-of-text token or a stop text may end the text
+        min_tokens: new tokens before an end-of-text token or a stop text may end the text; of a
+            command, where a text is continued by -n of at least 1,000 and no stop text is given,
+            all of them
         bad_words: texts, or lists of token ids, that are never written in these tokens; default:
             none
         grammar: what the text has to be like, a `Grammar`: no token that it does not allow is
@@ -127,7 +129,7 @@ class SamplingParams:
     dry_range: Annotated[int, DRY_RANGE] = -1
     dry_breakers: Annotated[Texts, TEXTS_OPTION] = BREAKERS
     logit_bias: Annotated[Biases, BIASES_OPTION] = ()
-    min_tokens: Annotated[int, AtLeast(0)] = 0
+    min_tokens: Annotated[int, AtLeast(0), SHOWN] = 0
     bad_words: Annotated[Texts, TEXTS_OPTION] = ()
     grammar: Grammar | None = None
 
@@ -265,6 +267,8 @@ ADJUSTING = (
     "bad_words",
     "grammar",
 )
+#: new tokens of a continued text from which on a command does not let the model end it earlier
+LONG_TEXT = 1000
 CONTINUED_LENGTH = 200  # new tokens of a continued text, where no number is given
 #: of texts that are continued, where no sampling is given: what kept its sense longest
 #: (docs/benchmarks.md)

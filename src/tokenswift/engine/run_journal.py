@@ -96,6 +96,7 @@ def open_journal(sequence: Sequence, folder: Path) -> RunWriter:
         numerics=resources.target.numerics(),
         threads=torch.get_num_threads(),
         versions=versions(),
+        min_tokens=request.sampling.min_tokens,
     )
     writer = RunWriter(folder, header, session)
     if writer.state is not None:

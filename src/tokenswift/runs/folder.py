@@ -208,7 +208,9 @@ class RunWriter:
                 held.callback(self._lock.release)
                 if has_run(self.folder):
                     self.state = load_whole(self.folder)
-                    check_same(str(self.folder), self.state.header, header)
+                    min_tokens = self.state.min_tokens
+                    check_same(str(self.folder), self.state.header, header, min_tokens)
+                    self.state.take_back_end(session.min_tokens)
             except OSError as error:
                 line = f"run_dir {self.folder} cannot be written ({error.strerror or error})"
                 raise InputError(f"{line}; valid: a writable folder") from error

@@ -99,6 +99,8 @@ class Session(Strict, tag_field="kind", tag="session"):
     numerics: dict[Word, bool | int | float | Word | None]
     threads: Positive
     versions: dict[Word, Word]
+    #: as `SamplingParams.min_tokens`, in place of the header's; None: as before
+    min_tokens: Count | None = None
 
     def __post_init__(self) -> None:
         check_choice("strategy", self.strategy, tuple(OPTIONS))
@@ -184,6 +186,14 @@ class RunState:
         return self.sessions[-1]
 
     @property
+    def min_tokens(self) -> int:
+        """New tokens before the text may end, as the newest session that says so has it."""
+        for session in reversed(self.sessions):
+            if session.min_tokens is not None:
+                return session.min_tokens
+        return self.header.identity.params.min_tokens
+
+    @property
     def tail(self) -> str:
         """Text that the end released."""
         return self.end.tail if self.end else ""
@@ -205,6 +215,20 @@ class RunState:
             raise ValueError("loop: it is not in the text")
         self.loop = loop or self.loop
 
+    def take_back_end(self, min_tokens: int | None) -> None:
+        """Let the text go on where the model ended it before ``min_tokens`` new tokens: its end
+        mark, the last token, is no part of it any more."""
+        if self.end is None or self.end.reason != "eos" or not self.tokens:
+            return
+        if len(self.tokens) > (min_tokens or 0):
+            return
+        self.tokens.pop()
+        self.chars.pop()
+        self.sources = self.sources[:-1]
+        count, *figures = self.steps[-1]
+        self.steps[-1] = (count - 1, *figures)
+        self.end = None
+
 
 def replay(records: Sequence[Any], name: str = "the journal") -> RunState:
     """The state that a journal's records lead to.
@@ -221,6 +245,7 @@ def replay(records: Sequence[Any], name: str = "the journal") -> RunState:
                 state.take(record)
             elif isinstance(record, Session):
                 state.sessions.append(record)
+                state.take_back_end(record.min_tokens)
             else:
                 raise ValueError("a second header")
         except ValueError as error:
@@ -251,12 +276,13 @@ def check_readable(folder: str, records: Sequence[Header | Session]) -> None:
             ) from error
 
 
-def check_same(folder: str, kept: Header, now: Header) -> None:
-    """See that what decides a run's tokens is what it was.
+def check_same(folder: str, kept: Header, now: Header, min_tokens: int | None = None) -> None:
+    """See that what decides a run's tokens is what it was; ``min_tokens`` may grow.
 
     Args:
         folder: the run's, for the message.
         kept, now: the headers that the journal has and that would begin it now.
+        min_tokens: of the run's newest session; None: the journal's header says it.
     Raises:
         InputError: naming everything that differs, with both values where they are short.
     """
@@ -268,6 +294,10 @@ def check_same(folder: str, kept: Header, now: Header) -> None:
         }
         for one in (kept, now)
     )
+    if min_tokens is not None:
+        was["min_tokens"] = min_tokens
+    if given["min_tokens"] > was["min_tokens"]:
+        was["min_tokens"] = given["min_tokens"]
     found = []
     for key in sorted(was.keys() - {"sampling"}):
         if was[key] == given[key] or (key == "weights" and was["dtype"] != given["dtype"]):
