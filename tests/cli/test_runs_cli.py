@@ -8,13 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Call, chatty_model, interrupted
+from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift.runs import folder as folders
 from tokenswift.runs.lists import summary_of
 
@@ -205,12 +205,13 @@ def test_a_record_of_a_resumed_run_never_replaces_its_model(
 
 
 @pytest.fixture
-def ending(tmp_path: Path, tiny_folder: Callable[..., Path]) -> Path:
+def ending(tmp_path: Path) -> Path:
     """A tiny model that ends every text soon: half of its tokens are end marks."""
-    folder = tiny_folder()
-    config = folder / "generation_config.json"
-    settings = json.loads(config.read_text()) if config.exists() else {}
-    config.write_text(json.dumps({**settings, "eos_token_id": list(range(0, 256, 2))}))
+    folder = tmp_path / "ending"
+    model = tiny_model(max_position_embeddings=2048)
+    model.generation_config.eos_token_id = list(range(0, 256, 2))
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
     return folder
 
 
