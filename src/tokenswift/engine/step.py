@@ -12,9 +12,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from tokenswift.kv.memory import to_device
@@ -38,19 +41,35 @@ def step(sequences: Sequence[SequenceState]) -> list[Step | Exception]:
     """
     trees = _propose(sequences)
     passes = _forward(sequences, trees)
-    return [
-        found
-        if isinstance(found, Exception)
-        else _catch(_accept_and_commit, sequence, tree, *found)
-        for sequence, tree, found in zip(sequences, trees, passes, strict=True)
-    ]
+    steps: list[Step | Exception] = []
+    for sequence, verified in zip(sequences, passes, strict=True):
+        if isinstance(verified, Exception):
+            steps.append(verified)
+        else:
+            steps.append(_catch(partial(_accept_and_commit, sequence, verified)))
+    return steps
 
 
-def _catch(function: Callable[..., T], *args: Any) -> T | Exception:
+@dataclass(slots=True)
+class Verified:
+    """A drafted tree that the target has run.
+
+    Attributes:
+        tree: the tree, n nodes.
+        result: its part of the verify pass.
+        logits: of each node, (n, V) float32.
+    """
+
+    tree: DraftTree
+    result: Pass
+    logits: Float[Tensor, "n V"]
+
+
+def _catch(function: Callable[[], T]) -> T | Exception:
     """Return what the function returns, or the exception that it raises: an error ends one sequence
     alone."""
     try:
-        return function(*args)
+        return function()
     except Exception as error:
         return error
 
@@ -60,17 +79,21 @@ def _catch(function: Callable[..., T], *args: Any) -> T | Exception:
 
 def _propose(sequences: Sequence[SequenceState]) -> list[DraftTree | Exception]:
     """Draft a tree for each sequence, which is told of the load by the others."""
-    alone, rows = len(sequences) == 1, sum(one.rows for one in sequences)
-    tokens, ms = sum(one.mean_tokens for one in sequences), sum(one.mean_ms for one in sequences)
+    rows = sum(sequence.rows for sequence in sequences)
+    tokens = sum(sequence.mean_tokens for sequence in sequences)
+    ms = sum(sequence.mean_ms for sequence in sequences)
     trees = []
-    for one in sequences:
-        rows -= (
-            one.rows
-        )  # sequences before it count by their new trees, those after it by their last ones
-        rest = (rows, tokens - one.mean_tokens, ms - one.mean_ms)
-        one.load = ALONE if alone else BatchLoad(*rest)
-        trees.append(_catch(_draft, one))
-        rows += one.rows
+    for sequence in sequences:
+        # sequences before this one count by their new trees, those after it by their last ones
+        rows -= sequence.rows
+        if len(sequences) == 1:
+            sequence.load = ALONE
+        else:
+            sequence.load = BatchLoad(
+                rows=rows, tokens=tokens - sequence.mean_tokens, ms=ms - sequence.mean_ms
+            )
+        trees.append(_catch(partial(_draft, sequence)))
+        rows += sequence.rows
     return trees
 
 
@@ -89,13 +112,14 @@ def _draft(sequence: SequenceState) -> DraftTree:
 
 def _forward(
     sequences: Sequence[SequenceState], trees: Sequence[DraftTree | Exception]
-) -> list[tuple[Pass, Tensor] | Exception]:
-    """Run the target over all trees; returns each one's pass and logits (n, V), or its
-    exception."""
+) -> list[Verified | Exception]:
+    """Run the target over all trees; a sequence whose tree is an exception keeps that."""
     drafted = [
-        (s, tree) for s, tree in zip(sequences, trees, strict=True) if isinstance(tree, DraftTree)
+        (sequence, tree)
+        for sequence, tree in zip(sequences, trees, strict=True)
+        if isinstance(tree, DraftTree)
     ]
-    passes: list[tuple[Pass, Tensor] | Exception] = []
+    passes: list[Verified | Exception] = []
     if len(drafted) > 1 and sequences[0].model.equal_bits:
         try:
             passes += _pass(drafted)
@@ -104,14 +128,20 @@ def _forward(
                 "a pass of %d sequences failed (%s); each is retried alone", len(drafted), error
             )
     if not passes:
-        passes = [_catch(lambda one: _pass([one])[0], each) for each in drafted]
-    found = iter(passes)
-    return [tree if isinstance(tree, Exception) else next(found) for tree in trees]
+        passes = [_catch(partial(_pass_alone, sequence, tree)) for sequence, tree in drafted]
+    remaining = iter(passes)
+    return [tree if isinstance(tree, Exception) else next(remaining) for tree in trees]
 
 
-def _pass(drafted: Sequence[tuple[SequenceState, DraftTree]]) -> list[tuple[Pass, Tensor]]:
-    """One pass over the nodes of several trees; returns each one's part, and its logits (n, V)."""
-    model, segments = drafted[0][0].model, list[Segment]()
+def _pass_alone(sequence: SequenceState, tree: DraftTree) -> Verified:
+    """A pass over the nodes of one tree."""
+    return _pass([(sequence, tree)])[0]
+
+
+def _pass(drafted: Sequence[tuple[SequenceState, DraftTree]]) -> list[Verified]:
+    """One pass over the nodes of several trees."""
+    model = drafted[0][0].model
+    segments: list[Segment] = []
     with ExitStack() as phases:
         for sequence, tree in drafted:
             phases.enter_context(sequence.meter.phase("verify"))
@@ -121,71 +151,85 @@ def _pass(drafted: Sequence[tuple[SequenceState, DraftTree]]) -> list[tuple[Pass
             )
         passes = model.forward_all(segments)
         hidden = [each.hidden for each in passes]
-        rows = model.logits(hidden[0] if len(hidden) == 1 else torch.cat(hidden))
-    return list(zip(passes, rows.split([len(tree) for _, tree in drafted]), strict=True))
+        logits = model.logits(hidden[0] if len(hidden) == 1 else torch.cat(hidden))
+    trees = [tree for _, tree in drafted]
+    parts = logits.split([len(tree) for tree in trees])
+    return [
+        Verified(tree, result, rows)
+        for tree, result, rows in zip(trees, passes, parts, strict=True)
+    ]
 
 
 # ---- accept and commit ---------------------------------------------------------------------------
 
 
-def _accept_and_commit(
-    sequence: SequenceState, tree: DraftTree, result: Pass, logits: Tensor
-) -> Step:
+def _accept_and_commit(sequence: SequenceState, verified: Verified) -> Step:
     """Apply the acceptance rule, commit the accepted path, and let the strategy learn from the
     step."""
-    strategy, meter = sequence.strategy, sequence.meter
+    strategy = sequence.strategy
+    meter = sequence.meter
+    tree = verified.tree
+    logits = verified.logits
     with meter.phase("choose"):
         accepted = strategy.rule.accept(tree, logits, sequence.tokens, sequence.sampler)
-        new = _new_tokens(tree, accepted, sequence)
-        kept = accepted.nodes[: len(new)]  # the last new token, the next root, is not cached yet
-        logprobs = _logprobs(sequence, logits, kept, new)
+        new_tokens = _new_tokens(tree, accepted, sequence)
+        # the last new token, the next root, is not cached yet
+        path = accepted.nodes[: len(new_tokens)]
+        logprobs = _logprobs(sequence, logits, path, new_tokens)
     with meter.phase("commit"):
-        _commit(sequence, result, kept)
-        sequence.tokens.extend(new)
-        result.logits = logits
-        sequence.last_pass, sequence.last_row = result, kept[-1]
+        _commit(sequence, verified.result, path)
+        sequence.tokens.extend(new_tokens)
+        verified.result.logits = logits
+        sequence.last_pass = verified.result
+        sequence.last_row = path[-1]
         if sequence.remaining is not None:
-            sequence.remaining -= len(new)
-    taken = accepted.nodes[1 : len(new) + 1]
-    made = Step(
-        token_ids=tuple(new),
+            sequence.remaining -= len(new_tokens)
+    drafted_nodes = accepted.nodes[1 : len(new_tokens) + 1]
+    sources = [tree.sources[node] for node in drafted_nodes]
+    step = Step(
+        token_ids=tuple(new_tokens),
         drafted=len(tree) - 1,
-        accepted=len(taken),
-        ngram_accepted=sum(tree.sources[node] == "ngram" for node in taken),
+        accepted=len(drafted_nodes),
+        ngram_accepted=sources.count("ngram"),
         gamma=tree.gamma,
-        sources=(*(tree.sources[node] for node in taken), "target")[: len(new)],
+        sources=(*sources, "target")[: len(new_tokens)],
         logprobs=logprobs,
-        times=(times := meter.lap()),
+        times=meter.lap(),
     )
     with meter.phase("observe"):
-        strategy.observe(sequence, made, kept)
-    meter.add(made)
-    times |= meter.lap()
-    sequence.mean_tokens += _NEW_WEIGHT * (len(new) - sequence.mean_tokens)
-    sequence.mean_ms += _NEW_WEIGHT * (
-        1000 * (made.seconds - times.get("verify", 0.0)) - sequence.mean_ms
-    )
-    return made
+        strategy.observe(sequence, step, path)
+    observing = meter.lap()
+    sequence.observe_seconds = observing.get("observe", 0.0)
+    step = replace(step, times={**step.times, **observing})
+    meter.add(step)
+    own_ms = 1000 * (step.seconds - step.times.get("verify", 0.0))
+    sequence.mean_tokens += _NEW_WEIGHT * (len(new_tokens) - sequence.mean_tokens)
+    sequence.mean_ms += _NEW_WEIGHT * (own_ms - sequence.mean_ms)
+    return step
 
 
 def _new_tokens(tree: DraftTree, accepted: Accepted, sequence: SequenceState) -> list[int]:
     """The step's new tokens, cut to the number still wanted and after the first end-of-text
     token."""
-    new = [tree.tokens[node] for node in accepted.nodes[1:]] + [accepted.token]
-    new = new[: sequence.remaining]
-    end = next((i for i, token in enumerate(new, 1) if token in sequence.eos), None)
-    return new[:end]
+    new_tokens = [tree.tokens[node] for node in accepted.nodes[1:]] + [accepted.token]
+    new_tokens = new_tokens[: sequence.remaining]
+    for count, token in enumerate(new_tokens, 1):
+        if token in sequence.eos:
+            return new_tokens[:count]
+    return new_tokens
 
 
 def _logprobs(
-    sequence: SequenceState, logits: Tensor, kept: tuple[int, ...], new: list[int]
+    sequence: SequenceState, logits: Tensor, path: tuple[int, ...], new_tokens: list[int]
 ) -> tuple[Logprob, ...]:
     """The log-probabilities of each new token, where the request asks for them."""
     if sequence.top_logprobs is None:
         return ()
-    paths = [new[:depth] for depth in range(len(new))]
-    rows = (logits[[*kept]], sequence.tokens, paths, new)
-    return sequence.sampler.logprobs(*rows, sequence.top_logprobs)
+    contexts = [new_tokens[:depth] for depth in range(len(new_tokens))]
+    rows = logits[list(path)]
+    return sequence.sampler.logprobs(
+        rows, sequence.tokens, contexts, new_tokens, sequence.top_logprobs
+    )
 
 
 def _commit(sequence: SequenceState, result: Pass, nodes: tuple[int, ...]) -> None:
@@ -216,7 +260,9 @@ def prefill(
     Returns:
         Tokens still to run.
     """
-    start, total, model = sequence.cache.length, len(sequence.tokens) - 1, sequence.model
+    model = sequence.model
+    start = sequence.cache.length
+    total = len(sequence.tokens) - 1
     redecodes = model.equal_bits and not model.prefill_keeps_bits
     end = prefill_end = min(total, sequence.prompt_tokens - 1) if redecodes else total
     if rows is not None and model.prefill_keeps_bits:
@@ -229,9 +275,12 @@ def prefill(
             on_progress(stage, start + done, total)
 
     if end > start:
-        is_last, features = end > prefill_end - OBSERVED, sequence.features
         result = model.prefill(
-            sequence.tokens[start:end], sequence.cache, report, is_last, features
+            sequence.tokens[start:end],
+            sequence.cache,
+            report,
+            is_last=end > prefill_end - OBSERVED,
+            features=sequence.features,
         )
         _set_last_pass(sequence, result, start)
         if rows is not None:
@@ -248,7 +297,8 @@ def _decode_again(sequence: SequenceState) -> None:
     """Run the next generated tokens as a chain, by a decode pass."""
     start = sequence.cache.length
     rows = torch.tensor(sequence.tokens[start:-1][:_REDECODE_ROWS])
-    positions, parents = torch.arange(start, start + len(rows)), list(range(-1, len(rows) - 1))
+    positions = torch.arange(start, start + len(rows))
+    parents = list(range(-1, len(rows) - 1))
     result = sequence.model.forward(rows, positions, sequence.cache, parents)
     _commit(sequence, result, tuple(range(len(rows))))
     _set_last_pass(sequence, result, start)
@@ -262,4 +312,5 @@ def _set_last_pass(sequence: SequenceState, result: Pass, start: int) -> None:
         pairs = zip(before.queries, result.queries, strict=True)
         queries = [torch.cat(layers, dim=1)[:, -OBSERVED:] for layers in pairs]
         result = Pass(torch.cat([before.hidden, result.hidden])[-OBSERVED:], queries)
-    sequence.last_pass, sequence.last_row = result, len(result.hidden) - 1
+    sequence.last_pass = result
+    sequence.last_row = len(result.hidden) - 1

@@ -57,7 +57,7 @@ class AdaptiveStrategy(Strategy):
         self._free: list[Drafter] = []  # asked in every step
         self._priced: dict[str, Drafter] = {}
         self.control = Control(Costs(learnt.ratios, learnt.first_cost), {}, learnt.biases)
-        self._before: Step | None = None
+        self._learnt_before = False  # whether the step before was learnt from
         self._candidates: PricedCandidates | None = None  # None during a pause
         self._tree: DraftTree | None = None  # the last one; None before the first
         self._pause = 0  # steps to come in which no drafter is asked
@@ -155,14 +155,14 @@ class AdaptiveStrategy(Strategy):
         new = list(step.token_ids)
         if self._candidates is None:
             self._pause = max(0, self._pause - 1)
-            self._before = None
+            self._learnt_before = False
             control.record_pause(verify_ms, draft_ms)
             self._pause_tokens += new
             return
-        if self._before is not None:  # learning from the step before is drafting for this one
-            draft_ms += 1000 * self._before.times.get("observe", 0.0)
+        if self._learnt_before:  # learning from the step before is drafting for this one
+            draft_ms += 1000 * sequence.observe_seconds
         control.record_step(len(new), step.drafted + 1, verify_ms, draft_ms)
-        self._before = step
+        self._learnt_before = True
         self._candidates.learn(new)
         for drafter in self.drafters:
             in_use = control.uses(drafter.name)

@@ -101,6 +101,7 @@ class SequenceState:
         is_wanted: False once it is cancelled; asked between draft passes.
         top_logprobs: report log-probabilities, with so many of the likeliest tokens; None: report
             none.
+        observe_seconds: what its strategy took to learn from the last step.
         meter: counts, and the seconds of each phase.
     """
 
@@ -123,6 +124,7 @@ class SequenceState:
     owner: str = ""
     is_wanted: Callable[[], bool] = lambda: True
     top_logprobs: int | None = None
+    observe_seconds: float = 0.0
     meter: Meter = field(default_factory=Meter)
 
     @property
