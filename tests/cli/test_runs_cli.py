@@ -47,6 +47,7 @@ def test_a_signal_and_the_way_on(
         done = cli(*argv, "--run-dir", "run", "--quiet")
     assert done.code == code
     run = summary_of(tmp_path / "cwd" / "run")
+    assert "tokens" in run
     assert run["state"] == "interrupted"
     assert run["tokens"] >= 23
     line = f"{word}; {run['tokens']} tokens were written, the text so far is on standard output"
@@ -89,7 +90,7 @@ def test_generate_goes_on_with_its_own_run(
     assert cli("resume", "run", "--quiet").out == ""
     longer = cli("resume", "run", "--max-new-tokens", "90", "--quiet")
     assert longer.code == 0
-    assert summary_of(tmp_path / "cwd/run")["tokens"] == 90
+    assert summary_of(tmp_path / "cwd/run").get("tokens") == 90
 
 
 SLOW = """

@@ -86,8 +86,8 @@ def writers() -> dict[int, int]:
 
 
 def went_on_at(folder: Path) -> list[int]:
-    """How many tokens each session but the first tokens_by_process."""
-    records = journal.read(folder / folders.JOURNAL).records
+    """How many tokens each session but the first went on from."""
+    records: Any = journal.read(folder / folders.JOURNAL).records
     sessions = [i for i, record in enumerate(records) if record["kind"] == "session"]
     return [sum(len(record.get("ids", ())) for record in records[:i]) for i in sessions[1:]]
 

@@ -358,7 +358,7 @@ def test_a_text_that_fails_ends_alone(
 
     def full(self: RunWriter, *args: Any) -> None:
         add(self, *args)
-        if self.folder.name == "full" and self._taken > 3:
+        if self.folder.name == "full" and self._tokens_taken > 3:
             raise RunError("writing failed (No space left on device)")
 
     def broken(*args: object) -> None:

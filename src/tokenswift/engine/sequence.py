@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,8 @@ from tokenswift.engine.run_journal import journalled_prompt, open_journal
 from tokenswift.engine.step import prefill, step
 from tokenswift.memory import check_run, default_length, needs_of
 from tokenswift.metrics import PREFILL
-from tokenswift.runs.records import End, EndReason, RunState
+from tokenswift.runs.records import End, EndReason, Progress, RunState
+from tokenswift.sampling.sampler import Sampler
 from tokenswift.sampling.text_rules import rules_of
 from tokenswift.speculation.methods import STRATEGIES, drafts_from
 from tokenswift.speculation.resources import Resources
@@ -71,34 +72,25 @@ class Sequence(SequenceState):
     ) -> None:
         resources.check_open()
         target = resources.target
-        source = resources.source
         prompt = encode(resources, request.prompt, request.template_options)
         prompt = journalled_prompt(request) or prompt
-        new = request.max_new_tokens or default_length(target, is_chat(request.prompt), len(prompt))
-        target.check_room(len(prompt) + new)
+        length = request.max_new_tokens
+        if length is None:
+            length = default_length(target, is_chat(request.prompt), len(prompt))
+        target.check_room(len(prompt) + length)
         self.resources = resources
         self.prompt = prompt
-        self.max_new_tokens = new
-        self.request = request = replace(request, max_new_tokens=new)
-        eos = () if request.ignore_eos else source.end_tokens()
-        self._stops = tuple(ids for ids in request.stop if not isinstance(ids, str))
-        texts = tuple(text for text in request.stop if isinstance(text, str))
-        self.new_turn = request.new_turn or begins_turn(request.prompt, request.template_options)
-        self.detokenizer = TextStream(source.tokenizer, texts, self._context())
-        self.guard = LoopGuard()
-        ends = {*eos, *(ids[0] for ids in self._stops if len(ids) == 1)}
-        rules = rules_of(request.sampling, source.tokenizer, target.vocab_size, len(prompt), ends)
-        sampler = target.sampler(request.sampling, rules)
-        if request.sampling.grammar is not None:
-            sampler.masks = resources.grammars.masks(request.sampling.grammar, len(prompt))
-        strategy = STRATEGIES[request.strategy](resources, request.options, sampler)
+        self.max_new_tokens = length
+        self.request = request = replace(request, max_new_tokens=length)
+        eos = set() if request.ignore_eos else resources.source.end_tokens()
+        sampler = sampler_of(resources, request, len(prompt), eos)
         super().__init__(
             tokens=list(prompt),
             prompt_tokens=len(prompt),
             full_cache=None,
             model=target,
             sampler=sampler,
-            strategy=strategy,
+            strategy=STRATEGIES[request.strategy](resources, request.options, sampler),
             eos=eos,
             owner=owner,
         )
@@ -106,12 +98,12 @@ class Sequence(SequenceState):
         self.heads, self.draft_source = drafts_from(resources, request.strategy, request.options)
         self.prefixes = prefixes
         self.check_memory(spare)
-        self.new_tokens: list[int] = []
         self.sources: Counter[str] = Counter(dict.fromkeys(SOURCES, 0))
         self.logprobs: list[Logprob] = []
         self.finish_reason: EndReason | None = None
         self.tail = ""
-        self._written: list[str] = []
+        self.new_turn = request.new_turn or begins_turn(request.prompt, request.template_options)
+        self._begin_text()
         self.journal = None
         if request.run_dir is not None:
             self.journal = open_journal(self, Path(request.run_dir))
@@ -124,10 +116,10 @@ class Sequence(SequenceState):
             if self.finish_reason is None:  # a resumed run may have ended
                 self.prefill()
             while self.finish_reason is None:
-                (made,) = step([self])
-                if isinstance(made, Exception):
-                    raise made
-                yield self.add_step(made)
+                result = step([self])[0]
+                if isinstance(result, Exception):
+                    raise result
+                yield self.add_step(result)
             self.finish()
         except GeneratorExit:  # before `torch` below, which may be gone when the interpreter exits
             raise
@@ -172,43 +164,57 @@ class Sequence(SequenceState):
         if self.prefixes is not None:
             self.prefixes.add_running(self)
 
-    def add_step(self, made: Step) -> Step:
+    def add_step(self, step: Step) -> Step:
         """Add a step's tokens to the result and the journal; returns the step, cut at the end of
         the text, with its text."""
         pieces: list[str] = []
-        for token in made.token_ids:
+        for token in step.token_ids:
             pieces.append(self._push(token))
             if self.finish_reason is not None:
                 break
         count = len(pieces)
-        made = replace(
-            made,
-            token_ids=made.token_ids[:count],
-            sources=made.sources[:count],
-            logprobs=made.logprobs[:count],
+        step = replace(
+            step,
+            token_ids=step.token_ids[:count],
+            sources=step.sources[:count],
+            logprobs=step.logprobs[:count],
             text="".join(pieces),
             chars=tuple(map(len, pieces)),
         )
-        self.sources.update(made.sources)
-        self.logprobs += made.logprobs
-        self._written.append(made.text)
+        self.sources.update(step.sources)
+        self.logprobs += step.logprobs
+        self._pieces.append(step.text)
         tail = self._flush()
         if self.journal is not None:
-            newest: dict[str, object] = {"seconds": self.meter.seconds, "passes": self.draft_passes}
-            self.journal.add(made, {**newest, "loop": self.guard.first, "end": self._end()})
-        return replace(made, text=made.text + tail)
+            progress = Progress(
+                seconds=self.meter.seconds,
+                passes=self.draft_passes,
+                loop=self.guard.first,
+                end=self._end(),
+            )
+            self.journal.add(step, progress)
+        return replace(step, text=step.text + tail)
 
-    def _context(self) -> list[int]:
-        """The tokens of the prompt that the text is decoded behind."""
-        return [] if self.new_turn else context_of(self.resources.source.tokenizer, self.prompt)
+    def _begin_text(self) -> None:
+        """Begin the text, behind the tokens of the prompt that it goes on from."""
+        tokenizer = self.resources.source.tokenizer
+        context = [] if self.new_turn else context_of(tokenizer, self.prompt)
+        stop_texts = tuple(stop for stop in self.request.stop if isinstance(stop, str))
+        self.detokenizer = TextStream(tokenizer, stop_texts, context)
+        self.guard = LoopGuard()
+        self.new_tokens: list[int] = []
+        self._pieces: list[str] = []
+        self._stop_ids = stop_ids(self.request)
 
     def _push(self, token: int) -> str:
         """Add a token; returns the text that it completes, and sets the finish reason if it ends
         the text."""
         self.new_tokens.append(token)
-        enough = len(self.new_tokens) > self.request.sampling.min_tokens
-        self.detokenizer.may_stop = enough
-        stops = enough and any(tuple(self.new_tokens[-len(ids) :]) == ids for ids in self._stops)
+        may_stop = len(self.new_tokens) > self.request.sampling.min_tokens
+        self.detokenizer.may_stop = may_stop
+        stops = may_stop and any(
+            tuple(self.new_tokens[-len(ids) :]) == ids for ids in self._stop_ids
+        )
         ends = token in self.eos
         piece = "" if ends or stops else self.detokenizer.push(token)  # no "</s>" in the text
         self.guard.push(token)
@@ -225,7 +231,7 @@ class Sequence(SequenceState):
     def _flush(self) -> str:
         """The text still held back, once the text has ended; "" before."""
         self.tail = self.detokenizer.finish() if self.finish_reason is not None else ""
-        self._written.append(self.tail)
+        self._pieces.append(self.tail)
         return self.tail
 
     def _end(self) -> End | None:
@@ -255,7 +261,7 @@ class Sequence(SequenceState):
         heads = self.heads
         return Generation(
             token_ids=self.new_tokens,
-            text="".join(self._written),
+            text="".join(self._pieces),
             finish_reason=self.finish_reason or "length",
             metrics=self.meter.finish(self.new_tokens, self.draft_passes, loop=self.guard.first),
             prompt_tokens=len(self.prompt),
@@ -276,46 +282,44 @@ class Sequence(SequenceState):
             InputError: it has more tokens than ``max_new_tokens``, or ids that the model does not
                 have.
         """
-        most, made = self.max_new_tokens, len(state.tokens)
-        if most < made:
-            had = f"the run has {counted(made, 'token')} already"
-            raise InputError(f"max_new_tokens is {most}; {had}; valid: at least as many")
+        length = self.max_new_tokens
+        count = len(state.tokens)
+        if length < count:
+            already = f"the run has {counted(count, 'token')} already"
+            raise InputError(f"max_new_tokens is {length}; {already}; valid: at least as many")
         check_tokens(state.tokens, self.model.vocab_size)
         self.tokens += state.tokens
-        self._read(state.tokens)
-        written = "".join(self._written)
-        if written != state.text and written.lstrip(" ") == state.text.lstrip(" "):
+        self._write_again(state.tokens)
+        text = "".join(self._pieces)
+        if text != state.text and text.lstrip(" ") == state.text.lstrip(" "):
             # a journal does not say whether its text is a turn of its own
             self.new_turn = not self.new_turn
-            self._read(state.tokens)
+            self._write_again(state.tokens)
         self.draft_passes = state.passes
         self.sources.update({name: state.sources.count(name[0]) for name in SOURCES})
         self.meter.restore(state.steps, state.seconds)
         self._flush()
 
-    def _read(self, tokens: list[int]) -> None:
-        """Take all new tokens of a journal, as if they came now."""
-        self.new_tokens = []
-        self._written = []
-        self.detokenizer = TextStream(
-            self.resources.source.tokenizer, self.detokenizer.stop, self._context()
-        )
-        self.guard = LoopGuard()
+    def _write_again(self, tokens: list[int]) -> None:
+        """Begin the text anew and take all new tokens of a journal, as if they came now."""
+        self._begin_text()
         for token in tokens:  # what ends it now may not have ended it then
             self.finish_reason = None
-            self._written.append(self._push(token))
+            self._pieces.append(self._push(token))
 
     # ---- memory ----------------------------------------------------------------------------------
 
     def check_memory(self, spare: int = 0) -> None:
         """Raise unless it fits the memory; cached prefixes are dropped if that is what it takes."""
-        sizes = (self.model, self.strategy, len(self.prompt), self.max_new_tokens)
         try:
-            check_run(*sizes, spare)
+            self._check_run(spare)
         except InputError:
             if self.prefixes is None or not self.prefixes.clear():
                 raise
-            check_run(*sizes, spare)
+            self._check_run(spare)
+
+    def _check_run(self, spare: int) -> None:
+        check_run(self.model, self.strategy, len(self.prompt), self.max_new_tokens, spare)
 
     @property
     def nbytes(self) -> int:
@@ -324,14 +328,43 @@ class Sequence(SequenceState):
         return sum(need.nbytes for need in needs if need.sure)
 
 
+def stop_ids(request: Request) -> tuple[tuple[int, ...], ...]:
+    """The token ids that end a request's text, one tuple for each way."""
+    return tuple(tuple(stop) for stop in request.stop if not isinstance(stop, str))
+
+
+def sampler_of(
+    resources: Resources, request: Request, prompt_tokens: int, eos: Collection[int]
+) -> Sampler:
+    """The choice rule of a request's text, with the masks of its grammar.
+
+    Args:
+        resources: the model.
+        request: the request.
+        prompt_tokens: length of the prompt.
+        eos: token ids that end the text.
+    Raises:
+        InputError: settings that the model or its tokenizer does not have.
+    """
+    target = resources.target
+    params = request.sampling
+    single_stops = (ids[0] for ids in stop_ids(request) if len(ids) == 1)
+    ends = {*eos, *single_stops}
+    rules = rules_of(params, resources.source.tokenizer, target.vocab_size, prompt_tokens, ends)
+    sampler = target.sampler(params, rules)
+    if params.grammar is not None:
+        sampler.masks = resources.grammars.masks(params.grammar, prompt_tokens)
+    return sampler
+
+
 def failure(error: BaseException) -> Exception:
     """The exception that callers see for an error of a generation."""
     if isinstance(error, torch.OutOfMemoryError):
         ways = "fewer or shorter texts, or weights of fewer bits (weights=q8_0)"
-        made = RunError(f"out of memory; valid: {ways}")
+        run_error = RunError(f"out of memory; valid: {ways}")
     elif isinstance(error, Exception):
         return error
     else:
-        made = RunError(f"generation failed ({error!r})")  # a callback's sys.exit, say
-    made.__cause__ = error
-    return made
+        run_error = RunError(f"generation failed ({error!r})")  # a callback's sys.exit, say
+    run_error.__cause__ = error
+    return run_error

@@ -9,9 +9,8 @@
 
 A folder may come from anybody: of these files, links and what is no regular file are refused.
 
-A thread of its own encodes and syncs, so that the decode loop waits for no disk, and so that a step
-that takes long keeps no token waiting: what was accepted is on the disk within a second, or 64
-    tokens.
+A thread encodes and syncs, so that the decode loop waits for no disk, and so that a step that takes
+long keeps no token waiting: what was accepted is on the disk within a second, or 64 tokens.
 """
 
 from __future__ import annotations
@@ -21,12 +20,11 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Event, Thread
 from threading import Lock as Mutex
-from typing import Any
 
 from tokenswift.checks import counted, shown
 from tokenswift.files import line_of
@@ -34,6 +32,7 @@ from tokenswift.runs import journal
 from tokenswift.runs.records import (
     End,
     Header,
+    Progress,
     Record,
     RunState,
     Session,
@@ -46,9 +45,14 @@ from tokenswift.runs.records import (
 from tokenswift.runs.regular_files import check_regular, open_regular, read_regular, write_whole
 from tokenswift.types import InputError, RunError, Step
 
-JOURNAL, LOCK, TEXT, OLD = "journal", "lock", "text.txt", "text.old"
-TRIES, PAUSE = 8, 0.05  # somebody may look for a moment whether the lock is held
-SYNC_SECONDS, SYNC_TOKENS = 1.0, 64
+JOURNAL = "journal"
+LOCK = "lock"
+TEXT = "text.txt"
+OLD_TEXT = "text.old"
+LOCK_TRIES = 8  # somebody may look for a moment whether the lock is held
+LOCK_PAUSE = 0.05  # seconds between them
+SYNC_SECONDS = 1.0
+SYNC_TOKENS = 64
 BEHIND = 4096  # tokens that may wait for a slow disk before the decode loop waits too
 
 
@@ -67,12 +71,12 @@ class Lock:
 
     def __init__(self, folder: Path) -> None:
         self._file = open_regular(folder / LOCK, os.O_RDWR | os.O_CREAT)
-        for _ in range(TRIES):
+        for _ in range(LOCK_TRIES):
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                time.sleep(PAUSE)
+                time.sleep(LOCK_PAUSE)
         self.release()
         raise Busy(
             f"run_dir {folder} is being written by another process; valid: another, or wait for "
@@ -109,14 +113,13 @@ def check_new(folder: Path) -> None:
     """
     for name in (JOURNAL, LOCK, TEXT):
         check_regular(folder / name)
-    left = re.compile(rf"{LOCK}|{JOURNAL}\.[0-9a-f]+\.part")
-    found = sorted(os.listdir(folder)) if folder.is_dir() else []
-    names = [name for name in found if not left.fullmatch(name)]
+    leftover = re.compile(rf"{LOCK}|{JOURNAL}\.[0-9a-f]+\.part")
+    entries = sorted(os.listdir(folder)) if folder.is_dir() else []
+    names = [name for name in entries if not leftover.fullmatch(name)]
     if names and JOURNAL not in names:
         raise InputError(
             f"run_dir is {str(folder)!r}: it holds {shown(names[0])} and no run; valid: a new or "
-            f"an empty "
-            f"folder, or a run's"
+            "an empty folder, or a run's"
         )
 
 
@@ -146,8 +149,7 @@ def load_whole(folder: Path) -> RunState:
         before = counted(len(state.tokens), "token before it is", "tokens before it are")
         raise InputError(
             f"{path} is damaged at byte {contents.good} (record {len(contents.records) + 1}); "
-            f"the {before} "
-            f"good; valid: the file up to there (truncate -s {contents.good} {path})"
+            f"the {before} good; valid: the file up to there (truncate -s {contents.good} {path})"
         )
     return state
 
@@ -160,8 +162,8 @@ def has_text(folder: Path, text: str) -> bool:
     """
     data = text.encode("utf-8", errors="replace")
     with suppress(FileNotFoundError):
-        found = read_regular(folder / TEXT)
-        return found == data or not data.startswith(found)
+        written = read_regular(folder / TEXT)
+        return written == data or not data.startswith(written)
     return False
 
 
@@ -173,10 +175,11 @@ def write_text(folder: Path, text: str) -> None:
         InputError: something else than a regular file is there.
         OSError: as the system says.
     """
-    path, data = folder / TEXT, text.encode("utf-8", errors="replace")
+    path = folder / TEXT
+    data = text.encode("utf-8", errors="replace")
     with suppress(FileNotFoundError):
         if not data.startswith(read_regular(path)):
-            os.replace(path, folder / OLD)
+            os.replace(path, folder / OLD_TEXT)
     write_whole(path, data)
 
 
@@ -200,12 +203,12 @@ class RunWriter:
         self.folder = folder.expanduser()
         self.state: RunState | None = None
         check_readable(str(self.folder), (header, session))
-        with ExitStack() as held:
+        with ExitStack() as releases:
             try:
                 check_new(self.folder)
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._lock = Lock(self.folder)
-                held.callback(self._lock.release)
+                releases.callback(self._lock.release)
                 if has_run(self.folder):
                     self.state = load_whole(self.folder)
                     min_tokens = self.state.min_tokens
@@ -214,14 +217,17 @@ class RunWriter:
             except OSError as error:
                 line = f"run_dir {self.folder} cannot be written ({error.strerror or error})"
                 raise InputError(f"{line}; valid: a writable folder") from error
-            held.pop_all()
-        self._first = (header, session)
+            releases.pop_all()
+        self._header = header
+        self._session = session
         self._appender: journal.Appender | None = None
         self._thread: Thread | None = None
-        self._wake, self._writing = Event(), Mutex()
-        self._pending: deque[tuple[Step, Mapping[str, Any]]] = deque()
-        self._text = [] if self.state is None else [self.state.text]
-        self._kept = self._taken = 0 if self.state is None else len(self.state.tokens)
+        self._wake = Event()
+        self._writing = Mutex()
+        self._pending: deque[tuple[Step, Progress]] = deque()
+        self._texts = [] if self.state is None else [self.state.text]
+        self._tokens_taken = 0 if self.state is None else len(self.state.tokens)
+        self._tokens_on_disk = self._tokens_taken
         self._closed = False
         self._error: Exception | None = None
 
@@ -234,39 +240,41 @@ class RunWriter:
         Raises:
             RunError: the disk says no.
         """
-        path, state = self.folder / JOURNAL, self.state
+        path = self.folder / JOURNAL
+        state = self.state
         try:
             if state is not None and end is not None and end == state.end:
                 if has_text(self.folder, state.text + end.tail):
                     return
             if state is None:
-                journal.create(path, self._first)
+                journal.create(path, (self._header, self._session))
             self._appender = journal.Appender(path, journal.read(path))
             if state is not None:
-                self._appender.append(self._first[1])
+                self._appender.append(self._session)
                 if end != state.end and end is not None:
-                    ended = Tokens([], "", [], "", [], state.seconds, state.passes, state.loop, end)
-                    self._appender.append(ended)
+                    progress = Progress(state.seconds, state.passes, state.loop, end)
+                    self._appender.append(_record([], progress))
         except OSError as error:
             self.close()
             raise self._failed(error) from error
         self._thread = Thread(target=self._watch, name="tokenswift-journal", daemon=True)
         self._thread.start()
 
-    def add(self, step: Step, newest: Mapping[str, Any]) -> None:
+    def add(self, step: Step, progress: Progress) -> None:
         """Take a step.
 
         Args:
             step: its tokens, their text and figures.
-            newest: of the run after it, the other fields of `runs.records.Tokens`.
+            progress: where the run stands after it.
         Raises:
             RunError: a write failed; everything up to then is kept.
         """
-        self._pending.append((step, newest))
-        self._taken += len(step.token_ids)
-        if self._taken - self._kept >= SYNC_TOKENS:
+        self._pending.append((step, progress))
+        self._tokens_taken += len(step.token_ids)
+        waiting = self._tokens_taken - self._tokens_on_disk
+        if waiting >= SYNC_TOKENS:
             self._wake.set()
-        if self._taken - self._kept >= BEHIND:
+        if waiting >= BEHIND:
             self._flush()
         self._check()
 
@@ -277,15 +285,15 @@ class RunWriter:
             if not pending or self._error is not None or self._appender is None:
                 return
             try:
-                record = _record([step for step, _ in pending], pending[-1][1])
+                _, newest = pending[-1]
+                record = _record([step for step, _ in pending], newest)
                 self._appender.append(record)
-            except (
-                Exception
-            ) as error:  # whatever it is: nothing may be written behind what is missing
+            # whatever it is: nothing may be written behind what is missing
+            except Exception as error:
                 self._error = error
                 return
-            self._kept += len(record.ids)
-            self._text.append(record.text)
+            self._tokens_on_disk += len(record.ids)
+            self._texts.append(record.text)
 
     def _watch(self) -> None:
         while not self._closed:
@@ -303,7 +311,7 @@ class RunWriter:
         self._check()
         if self._appender is not None:
             try:
-                write_text(self.folder, "".join([*self._text, tail]))
+                write_text(self.folder, "".join([*self._texts, tail]))
             except OSError as error:
                 raise self._failed(error) from error
 
@@ -312,14 +320,14 @@ class RunWriter:
         self._closed = True
         self._wake.set()
         self._flush()
-        if (
-            self._thread is not None and self._thread.is_alive()
-        ):  # a signal may have come before its start
+        # a signal may have come before its start
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join()
         if self._appender is not None:
             self._appender.close()
         self._lock.release()
-        self._thread = self._appender = None
+        self._thread = None
+        self._appender = None
 
     def _check(self) -> None:
         if self._error is not None:
@@ -327,16 +335,13 @@ class RunWriter:
 
     def _failed(self, error: Exception) -> RunError:
         """How many tokens are safe and how to go on, in words."""
-        kept, line = (
-            counted(self._kept, "token is", "tokens are"),
-            f"writing in {self.folder} failed",
-        )
-        more = f"{kept} kept in {self.folder}; continue with: tokenswift resume {self.folder}"
-        return RunError(f"{line} ({line_of(error)}); {more}")
+        safe = counted(self._tokens_on_disk, "token is", "tokens are")
+        way_on = f"{safe} kept in {self.folder}; continue with: tokenswift resume {self.folder}"
+        return RunError(f"writing in {self.folder} failed ({line_of(error)}); {way_on}")
 
 
-def _record(steps: Sequence[Step], newest: Mapping[str, Any]) -> Tokens:
-    """Steps as one record."""
+def _record(steps: Sequence[Step], progress: Progress) -> Tokens:
+    """Steps as one record, with where the run stands after the last of them."""
     return Tokens(
         ids=[token for step in steps for token in step.token_ids],
         sources="".join(map(sources_of, steps)),
@@ -344,14 +349,17 @@ def _record(steps: Sequence[Step], newest: Mapping[str, Any]) -> Tokens:
         text="".join(step.text for step in steps),
         steps=[
             (
-                len(s.token_ids),
-                s.drafted,
-                s.accepted,
-                s.ngram_accepted,
-                s.gamma,
-                round(1000 * s.seconds),
+                len(step.token_ids),
+                step.drafted,
+                step.accepted,
+                step.ngram_accepted,
+                step.gamma,
+                round(1000 * step.seconds),
             )
-            for s in steps
+            for step in steps
         ],
-        **newest,
+        seconds=progress.seconds,
+        passes=progress.passes,
+        loop=progress.loop,
+        end=progress.end,
     )

@@ -10,10 +10,9 @@ LENGTH is the payload's bytes and CHECKSUM the CRC-32 of LENGTH and payload, beg
 of the record before (so a lost or moved line is noticed too); both are eight hexadecimal digits.
 The payload is one JSON object without a raw newline.
 
-One rule says what counts: the longest prefix of whole records. A killed process or a power cut
-    leaves the
-beginning of one record behind it, which the next one overwrites; whatever else is there is
-*damage*, which stays until the user cuts it off.
+One rule says what counts: the longest prefix of complete records. A killed process or a power cut
+leaves the beginning of one record behind it, which the next one overwrites; whatever else is there
+is *damage*, which stays until the user cuts it off.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -43,19 +41,19 @@ class Contents:
     """What a journal holds.
 
     Attributes:
-        records: the whole records, in order.
+        records: the complete records, in order.
         good: bytes up to the end of the last of them.
         damaged: bytes behind it, where they are more than the beginning of one record.
         checksum: that of the last record, for the next one.
     """
 
-    records: list[Any]
+    records: list[object]
     good: int
     damaged: int
     checksum: int
 
 
-def encode(records: Sequence[Any], checksum: int) -> tuple[bytes, int]:
+def encode(records: Sequence[object], checksum: int) -> tuple[bytes, int]:
     """Records as lines behind a record with a checksum, and the last one's checksum."""
     lines = []
     for record in records:
@@ -66,61 +64,88 @@ def encode(records: Sequence[Any], checksum: int) -> tuple[bytes, int]:
     return b"".join(lines), checksum
 
 
-def decode(data: bytes, kind: Any = dict[str, Any], name: str = "the journal") -> Contents:
+def decode(data: bytes, kind: object = dict[str, object], name: str = "the journal") -> Contents:
     """The records of a journal's bytes.
 
     Args:
         kind: type of a record, by which it is checked.
         name: of the journal, for messages.
     Raises:
-        InputError: no journal, one of another version, or a whole record that is not of the type.
+        InputError: no journal, one of another version, or a complete record of another type.
     """
     line = data[: data.find(b"\n") + 1]
     if line != FIRST:
-        found = re.fullmatch(rb"tokenswift journal ([\d.]{1,9})\n", line)
-        if found:
-            raise InputError(f"{name} is of version {found[1].decode()}; valid: version {VERSION}")
+        other = re.fullmatch(rb"tokenswift journal ([\d.]{1,9})\n", line)
+        if other is not None:
+            raise InputError(f"{name} is of version {other[1].decode()}; valid: version {VERSION}")
         raise InputError(f"{name} is not a journal of tokenswift; valid: one made with --run-dir")
-    records: list[Any] = []
-    at, checksum = len(FIRST), 0
-    while (found := _one(data, at, checksum)) is not None:
-        payload, at, checksum = found
+    records: list[object] = []
+    position = len(FIRST)
+    checksum = 0
+    while True:
+        line_read = _next_line(data, position, checksum)
+        if line_read is None:
+            break
+        position = line_read.end
+        checksum = line_read.checksum
         try:
-            records.append(msgspec.json.decode(payload, type=kind))
+            records.append(msgspec.json.decode(line_read.payload, type=kind))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             why = "".join(filter(str.isprintable, str(error)))[:200]
             wrong = f"record {len(records) + 1}, {why}"
             raise InputError(
                 f"{name} holds what no run writes ({wrong}); valid: a run's journal"
             ) from None
-    rest = data[at:]
-    return Contents(records, at, 0 if _is_unfinished(rest) else len(rest), checksum)
+    remainder = data[position:]
+    damaged = 0 if _is_unfinished(remainder) else len(remainder)
+    return Contents(records, position, damaged, checksum)
 
 
-def _one(data: bytes, at: int, checksum: int) -> tuple[bytes, int, int] | None:
-    """The record at a place, the place behind it and its checksum; None when there is no whole
-    one."""
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A complete line of a journal.
+
+    Attributes:
+        payload: the record's bytes.
+        end: the position behind the line.
+        checksum: the record's, for the next one.
+    """
+
+    payload: bytes
+    end: int
+    checksum: int
+
+
+def _next_line(data: bytes, position: int, checksum: int) -> Line | None:
+    """The line at a position, behind a record with this checksum; None when no complete one is
+    there."""
     try:
-        length = int(data[at : at + 8], 16)
+        length = int(data[position : position + 8], 16)
     except ValueError:
         return None
-    start, end = at + HEAD, at + HEAD + length
-    found = zlib.crc32(data[start:end], zlib.crc32(data[at : at + 8], checksum))
-    if data[end : end + 1] != b"\n" or data[at:start] != b"%08x %08x " % (length, found):
+    start = position + HEAD
+    end = start + length
+    payload = data[start:end]
+    own_checksum = zlib.crc32(payload, zlib.crc32(data[position : position + 8], checksum))
+    head = b"%08x %08x " % (length, own_checksum)
+    if data[end : end + 1] != b"\n" or data[position:start] != head:
         return None
-    return data[start:end], end + 1, found
+    return Line(payload, end + 1, own_checksum)
 
 
-def _is_unfinished(rest: bytes) -> bool:
+def _is_unfinished(data: bytes) -> bool:
     """Whether bytes are the beginning of one record (zeros behind it are blocks that were never
     written)."""
-    rest = rest.rstrip(b"\0")
-    length = re.match(rb"[0-9a-f]{8} ", rest)
-    inside = len(rest) < HEAD or (length is not None and len(rest) <= HEAD + int(length[0], 16))
-    return inside and b"\n" not in rest
+    data = data.rstrip(b"\0")
+    if b"\n" in data:
+        return False
+    if len(data) < HEAD:
+        return True
+    length = re.match(rb"[0-9a-f]{8} ", data)
+    return length is not None and len(data) <= HEAD + int(length[0], 16)
 
 
-def read(path: Path, kind: Any = dict[str, Any]) -> Contents:
+def read(path: Path, kind: object = dict[str, object]) -> Contents:
     """The contents of a journal file.
 
     Raises:
@@ -135,8 +160,8 @@ def read(path: Path, kind: Any = dict[str, Any]) -> Contents:
     return decode(data, kind, str(path))
 
 
-def create(path: Path, records: Sequence[Any]) -> None:
-    """Make a journal with its first records: whole or not at all.
+def create(path: Path, records: Sequence[object]) -> None:
+    """Make a journal with its first records: completely or not at all.
 
     Raises:
         OSError: as the system says.
@@ -153,7 +178,8 @@ class Appender:
     """
 
     def __init__(self, path: Path, contents: Contents) -> None:
-        self._checksum, self._good = contents.checksum, contents.good
+        self._checksum = contents.checksum
+        self._good = contents.good
         self._file = open_regular(path, os.O_WRONLY)
         self._cut()
 
@@ -161,7 +187,7 @@ class Appender:
         os.ftruncate(self._file.fileno(), self._good)
         self._file.seek(self._good)
 
-    def append(self, *records: Any) -> None:
+    def append(self, *records: object) -> None:
         """Write and sync records. After a failure the file is as it was before.
 
         Raises:

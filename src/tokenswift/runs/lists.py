@@ -4,18 +4,54 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, final
 
 from tokenswift.metrics import PREFILL
-from tokenswift.runs.folder import JOURNAL, is_locked, load
+from tokenswift.runs.folder import JOURNAL, has_run, is_locked, load
 from tokenswift.types import InputError
 
 LATEST = 253_402_000_000.0  # a date of a file may be anything; this one is in the year 9999
 
 
-def summaries(folder: Path) -> list[dict[str, Any]]:
+@final
+class UnreadableRun(TypedDict):
+    """What can be said of a run whose journal cannot be read."""
+
+    run: str
+    state: str
+
+
+@final
+class RunSummary(TypedDict):
+    """State and figures of a run: JSON values.
+
+    ``run`` is its folder, ``finished`` whether its text has ended, ``seconds`` the time of its
+    steps, ``loop_start`` where the text began to repeat itself, and ``written`` when its journal
+    was last written, in local time.
+    """
+
+    run: str
+    state: str
+    finished: bool
+    tokens: int
+    max_new_tokens: int
+    prompt_tokens: int
+    sessions: int
+    tokens_per_second: float
+    tokens_a_pass: float
+    seconds: float
+    prefill_seconds: float
+    loop_start: int | None
+    model: str
+    dtype: str
+    strategy: str
+    seed: int
+    written: str
+
+
+def summaries(folder: Path) -> list[RunSummary | UnreadableRun]:
     """The figures of a run, or of all runs in a folder by name.
 
     Raises:
@@ -23,26 +59,30 @@ def summaries(folder: Path) -> list[dict[str, Any]]:
     """
     if not folder.is_dir():
         raise InputError(f"folder is {str(folder)!r}: no such folder; valid: one with runs in it")
-    found = [folder, *sorted(folder.iterdir())]
-    runs = [path for path in found if os.path.lexists(path / JOURNAL)]
-    return [summary_of(path) for path in (runs[:1] if runs[:1] == [folder] else runs)]
+    if has_run(folder):
+        return [summary_of(folder)]
+    return [summary_of(path) for path in sorted(folder.iterdir()) if has_run(path)]
 
 
-def summary_of(folder: Path) -> dict[str, Any]:
-    """State and figures of a run; JSON values. An unreadable journal has only ``run`` and
-    ``state``."""
+def summary_of(folder: Path) -> RunSummary | UnreadableRun:
+    """State and figures of a run."""
     try:
         contents, state = load(folder)
     except InputError as error:
         return {"run": str(folder), "state": f"unreadable: {error}"}
-    prefill, tokens = state.seconds.get(PREFILL, 0.0), len(state.tokens)
+    prefill = state.seconds.get(PREFILL, 0.0)
+    tokens = len(state.tokens)
     spent = sum(state.seconds.values()) - prefill
     written = time.localtime(min(max(0.0, os.lstat(folder / JOURNAL).st_mtime), LATEST))
-    word = f"finished ({state.end.reason})" if state.end else "interrupted"
-    damaged = f"damaged at byte {contents.good}" if contents.damaged else ""
+    if is_locked(folder):
+        word = "running"
+    elif contents.damaged:
+        word = f"damaged at byte {contents.good}"
+    else:
+        word = f"finished ({state.end.reason})" if state.end else "interrupted"
     return {
         "run": str(folder),
-        "state": "running" if is_locked(folder) else damaged or word,
+        "state": word,
         "finished": state.end is not None,
         "tokens": tokens,
         "max_new_tokens": state.session.max_new_tokens,
@@ -61,16 +101,16 @@ def summary_of(folder: Path) -> dict[str, Any]:
     }
 
 
-def cells(row: Mapping[str, Any]) -> dict[str, str]:
-    """The figures of a run (see :func:`summary_of`) as tables show them, by column; of an
-    unreadable one name and state alone."""
+def cells(row: RunSummary | UnreadableRun) -> dict[str, str]:
+    """The figures of a run as tables show them, by column; of an unreadable one name and state
+    alone."""
     if "tokens" not in row:
         return {"run": row["run"], "state": row["state"]}
     return {name: show(row) for name, show in COLUMNS.items()}
 
 
 #: columns of a list of runs
-COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+COLUMNS: dict[str, Callable[[RunSummary], str]] = {
     "run": lambda row: row["run"],
     "state": lambda row: row["state"],
     "tokens": lambda row: f"{row['tokens']:,}",

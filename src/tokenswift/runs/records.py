@@ -56,8 +56,8 @@ class Identity(Strict):
     @property
     def params(self) -> SamplingParams:
         """The sampling."""
-        given: dict[str, Any] = dict(self.sampling)
-        return SamplingParams(**given)
+        settings: dict[str, Any] = dict(self.sampling)  # which checks them
+        return SamplingParams(**settings)
 
 
 class Loading(Strict):
@@ -143,6 +143,23 @@ class Tokens(Strict, tag_field="kind", tag="tokens"):
             raise ValueError("ids, sources, chars, text and steps do not fit each other")
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands after a step, besides its tokens.
+
+    Attributes:
+        seconds: by phase, of the run so far.
+        passes: draft passes of the run so far.
+        loop: the first loop that was seen.
+        end: how the text ended; None while it goes on.
+    """
+
+    seconds: dict[str, float]
+    passes: int
+    loop: Loop | None
+    end: End | None
+
+
 Record: TypeAlias = Header | Session | Tokens
 
 
@@ -209,7 +226,9 @@ class RunState:
         self.chars += record.chars
         self.steps += record.steps
         self.text += record.text
-        self.seconds, self.passes, self.end = record.seconds, record.passes, record.end
+        self.seconds = record.seconds
+        self.passes = record.passes
+        self.end = record.end
         loop = record.loop
         if loop is not None and not 0 <= loop.start <= loop.start + loop.span <= len(self.tokens):
             raise ValueError("loop: it is not in the text")
@@ -230,15 +249,16 @@ class RunState:
         self.end = None
 
 
-def replay(records: Sequence[Any], name: str = "the journal") -> RunState:
+def replay(records: Sequence[object], name: str = "the journal") -> RunState:
     """The state that a journal's records lead to.
 
     Raises:
-        InputError: records that are whole but make no run.
+        InputError: records that are complete but make no run.
     """
-    if [type(record) for record in records[:2]] != [Header, Session]:
+    header = records[0] if len(records) > 1 else None
+    if not isinstance(header, Header) or not isinstance(records[1], Session):
         raise InputError(f"{name} does not begin with a run's header; valid: a run's journal")
-    state = RunState(records[0])
+    state = RunState(header)
     for number, record in enumerate(records[1:], 2):
         try:
             if isinstance(record, Tokens):
@@ -276,39 +296,45 @@ def check_readable(folder: str, records: Sequence[Header | Session]) -> None:
             ) from error
 
 
-def check_same(folder: str, kept: Header, now: Header, min_tokens: int | None = None) -> None:
+def deciding_values(header: Header) -> dict[str, object]:
+    """What decides a run's tokens, by name."""
+    values: dict[str, object] = msgspec.structs.asdict(header.identity)
+    del values["sampling"]
+    return {**values, **asdict(header.identity.params), "prompt": header.prompt}
+
+
+def check_same(folder: str, before: Header, now: Header, min_tokens: int | None = None) -> None:
     """See that what decides a run's tokens is what it was; ``min_tokens`` may grow.
 
     Args:
         folder: the run's, for the message.
-        kept, now: the headers that the journal has and that would begin it now.
+        before: the header that the journal has.
+        now: the header that would begin it now.
         min_tokens: of the run's newest session; None: the journal's header says it.
     Raises:
         InputError: naming everything that differs, with both values where they are short.
     """
-    was, given = (
-        {
-            **msgspec.structs.asdict(one.identity),
-            **asdict(one.identity.params),
-            "prompt": one.prompt,
-        }
-        for one in (kept, now)
-    )
-    if min_tokens is not None:
-        was["min_tokens"] = min_tokens
-    if given["min_tokens"] > was["min_tokens"]:
-        was["min_tokens"] = given["min_tokens"]
-    found = []
-    for key in sorted(was.keys() - {"sampling"}):
-        if was[key] == given[key] or (key == "weights" and was["dtype"] != given["dtype"]):
-            continue  # other values in another dtype: said once
-        values = "differs" if key in LONG else f"is {shown(given[key])}, was {shown(was[key])}"
-        if key == "int16_keys" and was[key] is None and was["dtype"] == given["dtype"] == "int8":
-            values = "are new: the run was written by an earlier version, whose int8 is another"
-        found.append(f"{key} {values}")
-    if found:
+    was = deciding_values(before)
+    given_now = deciding_values(now)
+    if min_tokens is None:
+        min_tokens = before.identity.params.min_tokens
+    was["min_tokens"] = max(min_tokens, now.identity.params.min_tokens)
+    same_dtype = was["dtype"] == given_now["dtype"]
+    differences: list[str] = []
+    for key in sorted(was):
+        if was[key] == given_now[key]:
+            continue
+        if key == "weights" and not same_dtype:
+            continue  # they have other values in another dtype: that is said once
+        if key == "int16_keys" and was[key] is None and same_dtype and was["dtype"] == "int8":
+            change = "are new: the run was written by an earlier version, whose int8 is another"
+        elif key in LONG:
+            change = "differs"
+        else:
+            change = f"is {shown(given_now[key])}, was {shown(was[key])}"
+        differences.append(f"{key} {change}")
+    if differences:
         raise InputError(
-            f"run_dir {folder} holds another run: {'; '.join(found)}; valid: what the run began "
-            f"with, or "
-            f"another folder"
+            f"run_dir {folder} holds another run: {'; '.join(differences)}; valid: what the run "
+            "began with, or another folder"
         )

@@ -21,15 +21,13 @@ def check_regular(path: Path, handle: int | None = None) -> None:
         InputError: naming it.
     """
     with suppress(FileNotFoundError):
-        found = os.lstat(path) if handle is None else os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            what = (
-                "a link" if stat.S_ISLNK(found.st_mode) or found.st_nlink > 1 else "no regular file"
-            )
+        status = os.lstat(path) if handle is None else os.fstat(handle)
+        is_link = stat.S_ISLNK(status.st_mode) or status.st_nlink > 1
+        if is_link or not stat.S_ISREG(status.st_mode):
+            kind = "a link" if is_link else "no regular file"
             raise InputError(
-                f"run_dir {path.parent} holds {shown(path.name)}, which is {what}; valid: a "
-                f"folder of a "
-                f"run's own files, regular ones"
+                f"run_dir {path.parent} holds {shown(path.name)}, which is {kind}; valid: a "
+                "folder of a run's own files, regular ones"
             )
 
 
@@ -68,14 +66,14 @@ def write_all(file: FileIO, data: bytes) -> None:
     Raises:
         OSError: as the system says (no space left).
     """
-    at = 0
-    while at < len(data):
-        at += file.write(data[at:])
+    written = 0
+    while written < len(data):
+        written += file.write(data[written:])
     sync(file.fileno())
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a regular file whole or not at all: part file, sync, rename, sync of the folder.
+    """Write a regular file completely or not at all: part file, sync, rename, sync of the folder.
 
     Raises:
         InputError: something else is there.
