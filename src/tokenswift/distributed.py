@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenswift.config.loading import ModelOptions
 from tokenswift.config.sampling import SamplingParams, sampling_over
-from tokenswift.engine.request import FIELDS, SAMPLING, Request, asked
+from tokenswift.engine.json_records import FIELDS, parse_prompt_record
+from tokenswift.engine.request import SAMPLING, Request
 from tokenswift.runs.folder import Busy
 from tokenswift.types import InputError
 
@@ -124,7 +125,7 @@ class Generator:
                 raise InputError(
                     "a row has no id; valid: a column id, with a value of its own in each row"
                 )
-            prompt = asked(record, "")
+            prompt = parse_prompt_record(record, "")
             default_sampling = self._default_sampling(prompt.prompt)
             return self._submit(
                 prompt.request(self._settings, default_sampling, self._out / prompt.name)

@@ -18,7 +18,8 @@ from tokenswift.cli.results import check_record, check_writable, write_json
 from tokenswift.cli.signals import saying_what_is_kept
 from tokenswift.config.fields import AtLeast, Option
 from tokenswift.engine.arguments import CallArguments
-from tokenswift.engine.request import Asked, Request, asked, record_of
+from tokenswift.engine.json_records import PromptRecord, parse_prompt_record, record_of
+from tokenswift.engine.request import Request
 from tokenswift.types import Generation, InputError, RunError, Step
 
 if TYPE_CHECKING:
@@ -52,19 +53,19 @@ class Several:
     at_once: Annotated[int | None, AtLeast(1), Option(shown=True, names=("--max-num-seqs",))] = None
 
 
-def read_prompts(args: argparse.Namespace) -> list[Asked]:
+def read_prompts(args: argparse.Namespace) -> list[PromptRecord]:
     """The prompts of --prompts.
 
     Raises:
         InputError: the file cannot be read, or naming the line that is wrong.
     """
     file = args.prompts
-    prompts: dict[str, Asked] = {}
+    prompts: dict[str, PromptRecord] = {}
     for number, line in enumerate(read_named(file, "--prompts").split("\n"), 1):
         if not line.strip():
             continue
         try:
-            prompt = asked(json.loads(line), f"{number:05}")
+            prompt = parse_prompt_record(json.loads(line), f"{number:05}")
             if prompt.name in prompts:
                 raise InputError(f"id is {prompt.name!r}, as in a line before; valid: another id")
         except (ValueError, RecursionError) as error:

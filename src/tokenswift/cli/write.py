@@ -16,7 +16,8 @@ from tokenswift.cli.lengths import advice_on_early_end
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.results import STDOUT, TextSink, summary, write_json
 from tokenswift.cli.signals import Signals, saying_what_is_kept
-from tokenswift.engine.request import Request, record_of
+from tokenswift.engine.json_records import record_of
+from tokenswift.engine.request import Request
 from tokenswift.types import Generation, RunError, Step
 
 if TYPE_CHECKING:

@@ -19,7 +19,9 @@ from tokenswift.types import InputError, Loop
 REPLACEMENT = "\ufffd"  # stands for bytes that are no complete character (yet)
 LONGEST = 4  # bytes of a character at most, and so the tokens that it can be split over
 CONTEXT = 8  # tokens of a prompt that new text is decoded behind, and tokens of a window
-MOST, COPIES, TOKENS = 512, 3, 160  # longest pattern, least copies, least tokens in all copies
+MAX_PATTERN = 512  # tokens of a pattern that repeats itself
+MIN_COPIES = 3  # of a pattern
+MIN_REPEATED = 160  # tokens of all copies of a pattern
 
 
 def begins_turn(prompt: Prompt, options: Mapping[str, object] | None) -> bool:
@@ -83,9 +85,8 @@ class TextStream:
         self._window: list[int] = []
         self._shown = ""  # the released part of the window's text
         self._waiting = 0  # tokens at the end of the window that may be parts of a character
-        self._repeated = (
-            0  # U+FFFD at the end of the context's text, which new text does not repeat
-        )
+        # U+FFFD at the end of the context's text, which new text does not repeat
+        self._repeated = 0
         self._held = ""  # text that may be the beginning of a stop string
         self.may_stop = True
         self.stopped = False
@@ -115,10 +116,11 @@ class TextStream:
         """Returns the text still held back at the end, without an incomplete character."""
         if self.stopped or self._tokenizer is None:
             return ""
-        rest = self._text(self._window)[len(self._shown) :]
+        unreleased = self._text(self._window)[len(self._shown) :]
         if self._waiting:
-            rest = rest.rstrip(REPLACEMENT)
-        text, self._held = self._held + rest, ""
+            unreleased = unreleased.rstrip(REPLACEMENT)
+        text = self._held + unreleased
+        self._held = ""
         place = self._find(text)
         if place is not None:
             self.stopped = True
@@ -205,8 +207,15 @@ class TextStream:
         end the text."""
         if not self.may_stop:
             return None
-        ends = [(place + len(s), place) for s in self.stop if (place := text.find(s)) >= 0]
-        return min(ends)[1] if ends else None
+        first: int | None = None
+        first_end = len(text) + 1
+        for stop in self.stop:
+            begin = text.find(stop)
+            end = begin + len(stop)
+            if begin >= 0 and (end, begin) < (first_end, first or 0):
+                first = begin
+                first_end = end
+        return first
 
     def _release(self, new: str) -> str:
         """Release the text that cannot belong to a stop string any more."""
@@ -215,11 +224,12 @@ class TextStream:
         text = self._held + new
         place = self._find(text)
         if place is not None:
-            self.stopped, self._held = True, ""
+            self.stopped = True
+            self._held = ""
             return text[:place]
         keep = 0
         for length in range(1, min(len(text), max(map(len, self.stop)) - 1) + 1):
-            if any(s.startswith(text[-length:]) for s in self.stop):
+            if any(stop.startswith(text[-length:]) for stop in self.stop):
                 keep = length
         cut = len(text) - keep
         self._held = text[cut:]
@@ -230,11 +240,10 @@ class LoopGuard:
     """Detects that a text repeats itself, at a small and constant cost per token.
 
     A *pattern*, as in vLLM's ``repetition_detection``: the newest ``size · count`` tokens are
-        ``count``
-    copies of ``size`` tokens. For every size, the guard counts how many of the newest tokens equal
-    the one ``size`` places before, by a few vector operations per token. Short patterns are common
-    in normal text (dots, rules of tables, rows of zeros), so the copies must also add up to
-    ``TOKENS`` tokens.
+    ``count`` copies of ``size`` tokens. For every size, the guard counts how many of the newest
+    tokens equal the one ``size`` places before, by a few vector operations per token. Short
+    patterns are common in normal text (dots, rules of tables, rows of zeros), so the copies must
+    also add up to `MIN_REPEATED` tokens.
 
     Attributes:
         loop: the current loop; None: there is none.
@@ -242,10 +251,11 @@ class LoopGuard:
     """
 
     def __init__(self) -> None:
-        sizes = np.arange(1, MOST + 1)
-        self._need = np.maximum(sizes * (COPIES - 1), TOKENS - sizes)
-        self._equal = np.zeros(MOST, dtype=np.int64)  # by size: newest tokens equal to those before
-        self._newest = np.full(MOST, -1, dtype=np.int64)  # the newest token first
+        sizes = np.arange(1, MAX_PATTERN + 1)
+        self._need = np.maximum(sizes * (MIN_COPIES - 1), MIN_REPEATED - sizes)
+        # by size: newest tokens equal to those before
+        self._equal = np.zeros(MAX_PATTERN, dtype=np.int64)
+        self._newest = np.full(MAX_PATTERN, -1, dtype=np.int64)  # the newest token first
         self.count = 0
         self.loop: Loop | None = None
         self.first: Loop | None = None
@@ -257,13 +267,14 @@ class LoopGuard:
         self._newest[1:] = self._newest[:-1]
         self._newest[0] = token
         self.count += 1
-        found = np.flatnonzero(self._equal >= self._need)
-        if not len(found):
+        repeating = np.flatnonzero(self._equal >= self._need)
+        if not len(repeating):
             self.loop = None
             return False
-        size = int(found[0]) + 1
-        span = int(self._equal[found[0]]) + size
-        new = self.loop is None
+        shortest = int(repeating[0])
+        size = shortest + 1
+        span = int(self._equal[shortest]) + size
+        is_new = self.loop is None
         self.loop = Loop(self.count - span, size, span)
         self.first = self.first or self.loop
-        return new
+        return is_new

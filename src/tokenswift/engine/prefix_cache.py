@@ -27,6 +27,15 @@ class CachedPrefix:
         """Bytes of the cache, with the kernels' scratch memory."""
         return self.cache.nbytes + self.cache.work.nbytes
 
+    def contains(self, other: CachedPrefix) -> bool:
+        """Whether all that another one of the same owner holds is in this one, too."""
+        length = other.cache.length
+        return (
+            self.owner == other.owner
+            and common_prefix(self.tokens, other.tokens) >= length
+            and self.cache.holds(length)
+        )
+
 
 class PrefixCache:
     """KV caches of running sequences and of some that have ended, for one model and one thread: a
@@ -49,7 +58,7 @@ class PrefixCache:
         self.max_bytes = max_bytes
         self.reused = 0
         self._running: list[SequenceState] = []
-        self._kept: list[CachedPrefix] = []  # the least recently used first
+        self._ended: list[CachedPrefix] = []  # the least recently used first
 
     @classmethod
     def for_model(cls, model: BaseTarget) -> PrefixCache:
@@ -60,7 +69,7 @@ class PrefixCache:
     @property
     def nbytes(self) -> int:
         """Bytes of the caches of ended sequences."""
-        return sum(one.nbytes for one in self._kept)
+        return sum(prefix.nbytes for prefix in self._ended)
 
     def fork_longest(self, sequence: SequenceState, capacity: int) -> FullCache | None:
         """A new cache with the longest known prefix of a sequence; None where none is long enough.
@@ -72,24 +81,34 @@ class PrefixCache:
             sequence: the sequence; its last token is not cached.
             capacity: tokens that the cache must hold, scratch rows included.
         """
-        tokens, model, prompt = sequence.tokens, sequence.model, sequence.prompt_tokens
-        best, longest = None, MIN_PREFIX - 1
-        for one in (*self._running, *self._kept):
-            if one.owner != sequence.owner:
+        best: SequenceState | CachedPrefix | None = None
+        longest = MIN_PREFIX - 1
+        for other in (*self._running, *self._ended):
+            if other.owner != sequence.owner:
                 continue
-            shared = min(
-                common_prefix(one.tokens, tokens), one.cache.length, len(tokens) - 1 - OBSERVED
-            )
-            if not model.prefill_keeps_bits:
-                shared = min(shared, prompt - 1 - OBSERVED, one.prompt_tokens - 1 - OBSERVED)
-                shared -= shared % model.prefill_chunk
-            if shared > longest and one.cache.holds(shared):
-                best, longest = one, shared
-        if best is None or not model.equal_bits:
+            length = self._shared_length(sequence, other)
+            if length > longest and other.cache.holds(length):
+                best = other
+                longest = length
+        if best is None or not sequence.model.equal_bits:
             return None
-        self._kept = sorted(self._kept, key=lambda one: one is best)
+        self._ended = sorted(self._ended, key=lambda prefix: prefix is best)
         self.reused += longest
         return best.cache.fork(capacity, longest)
+
+    def _shared_length(self, sequence: SequenceState, other: SequenceState | CachedPrefix) -> int:
+        """Tokens that a sequence may copy from another one's cache."""
+        length = min(
+            common_prefix(other.tokens, sequence.tokens),
+            other.cache.length,
+            len(sequence.tokens) - 1 - OBSERVED,
+        )
+        model = sequence.model
+        if model.prefill_keeps_bits:
+            return length
+        shorter_prompt = min(sequence.prompt_tokens, other.prompt_tokens)
+        length = min(length, shorter_prompt - 1 - OBSERVED)
+        return length - length % model.prefill_chunk
 
     def add_running(self, sequence: SequenceState) -> None:
         """Let later sequences copy from this one, which is about to run."""
@@ -98,40 +117,38 @@ class PrefixCache:
     def retire(self, sequence: SequenceState) -> None:
         """Keep the cache of a sequence that has ended while there is room; it replaces its own
         prefixes."""
-        self._running = [one for one in self._running if one is not sequence]
-        tokens, cache, length = sequence.tokens, sequence.cache, sequence.cache.length
+        self._running = [other for other in self._running if other is not sequence]
+        tokens = sequence.tokens
+        cache = sequence.cache
+        length = cache.length
         if not MIN_PREFIX <= length < len(tokens) or not sequence.model.equal_bits:
             return  # too short, or interrupted within a step
-        own = [
-            (one, common_prefix(one.tokens, tokens))
-            for one in self._kept
-            if one.owner == sequence.owner
-        ]
-        if any(shared >= length and one.cache.holds(length) for one, shared in own):
+        prefix = CachedPrefix(sequence.owner, tokens, sequence.prompt_tokens, cache)
+        if any(other.contains(prefix) for other in self._ended):
             return
         if 2 * length <= cache.capacity:
-            cache = cache.fork(length)  # it ended early, and most of its memory is unused
-        contained = [
-            one for one, shared in own if shared >= (end := one.cache.length) and cache.holds(end)
-        ]
-        self._kept = [one for one in self._kept if one not in contained]
-        self._kept.append(CachedPrefix(sequence.owner, tokens, sequence.prompt_tokens, cache))
+            prefix.cache = cache.fork(length)  # it ended early, most of its memory is unused
+        self._ended = [other for other in self._ended if not prefix.contains(other)]
+        self._ended.append(prefix)
         self.shrink(self.max_bytes)
 
     def shrink(self, max_bytes: int) -> None:
         """Drop the least recently used caches until the others take at most ``max_bytes``."""
-        kept = list(self._kept)
-        while kept and sum(one.nbytes for one in kept) > max_bytes:
-            del kept[0]
-        self._kept = kept
+        prefixes = list(self._ended)
+        while prefixes and sum(prefix.nbytes for prefix in prefixes) > max_bytes:
+            del prefixes[0]
+        self._ended = prefixes
 
     def clear(self) -> bool:
         """Drop the caches of all ended sequences; returns whether there were any."""
-        there, self._kept = bool(self._kept), []
-        return there
+        had_any = bool(self._ended)
+        self._ended = []
+        return had_any
 
 
-def common_prefix(one: list[int], other: list[int]) -> int:
+def common_prefix(first: list[int], second: list[int]) -> int:
     """Length of the common prefix of two lists."""
-    size = min(len(one), len(other))
-    return next((i for i in range(size) if one[i] != other[i]), size)
+    length = min(len(first), len(second))
+    if first[:length] == second[:length]:
+        return length
+    return next((i for i in range(length) if first[i] != second[i]), length)

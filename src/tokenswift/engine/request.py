@@ -1,41 +1,32 @@
-"""`Request`: the arguments of one generation, checked once. And their JSON forms: a record of
-``--prompts`` or of a data set, and what ``--json`` writes. Imports no torch."""
+"""`Request`: the arguments of one generation, checked once. Imports no torch."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Unpack
 
-from tokenswift.chat.prompts import Prompt, is_chat
+from tokenswift.chat.prompts import Prompt
 from tokenswift.checks import check_callback, keep_field, meant, shown
 from tokenswift.config.fields import Between, check_fields
 from tokenswift.config.sampling import (
     SamplingParams,
     check_texts,
-    listed,
     sampling_over,
-    settings_of,
 )
-from tokenswift.config.strategies import OnLoop, Strategy, build_options
+from tokenswift.config.strategies import AutoOptions, MethodOptions, OnLoop, Strategy, build_options
 from tokenswift.engine.arguments import GenerationArguments
 from tokenswift.grammar import Grammar
 from tokenswift.loader.chat_template import check_template_options
-from tokenswift.types import Generation, InputError, OnProgress
+from tokenswift.types import InputError, OnProgress
 
 LOGPROBS = Between(0, 20, "an integer from 0 to 20, or None")  # as OpenAI's interface has it
-EXAMPLE = '{"prompt": "Once upon a time"}'
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-OWN = ("max_new_tokens", "ignore_eos", "stop")  # fields of a record that are no sampling settings
 SAMPLING = tuple(one.name for one in fields(SamplingParams))
 INNER = ("conversation_digest", "new_turn")  # fields of a request that no caller sets
-NOT_WRITTEN = ("metrics", "logprobs")  # of a generation: the figures stand by themselves
 #: strategies that draft less the more texts share a pass; the others draft what they are set to
 SHARED_STRATEGIES = ("auto", "autoregressive")
-FIELDS = ("id", "prompt", "messages", *OWN, *SAMPLING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +47,7 @@ class Request:
     prompt: Prompt
     max_new_tokens: int | None = None  # None: as `memory.default_length` has it
     strategy: Strategy | str = "auto"
-    strategy_options: Mapping[str, Any] | None = None
+    strategy_options: Mapping[str, object] | None = None
     sampling: SamplingParams = SamplingParams()
     ignore_eos: bool = False
     stop: str | Sequence[str | Sequence[int]] = ()  # texts, or token ids
@@ -64,10 +55,10 @@ class Request:
     run_dir: str | os.PathLike[str] | None = None
     on_progress: OnProgress | None = None
     logprobs: Annotated[int | None, LOGPROBS] = None
-    template_options: Mapping[str, Any] | None = None
+    template_options: Mapping[str, object] | None = None
     conversation_digest: str | None = None
     new_turn: bool = False
-    options: Any = field(default=None, init=False, compare=False)
+    options: MethodOptions = field(default=AutoOptions(), init=False, compare=False)
 
     @classmethod
     def of(
@@ -92,17 +83,18 @@ class Request:
             InputError: a name that no generation takes, sampling given twice, or as for the class.
         """
         check_names(options)
-        chosen = {name: value for name, value in options.items() if name in SAMPLING}
-        wanted = Grammar.of_format(options.get("response_format"))
+        settings = {name: value for name, value in options.items() if name in SAMPLING}
+        grammar = Grammar.of_format(options.get("response_format"))
         if sampling is None:
-            sampling = sampling_over(default_sampling(prompt), chosen)
-        elif chosen:
-            both = f"sampling is given beside {' and '.join(chosen)}"
+            sampling = sampling_over(default_sampling(prompt), settings)
+        elif settings:
+            both = f"sampling is given beside {' and '.join(settings)}"
             raise InputError(f"{both}; valid: one of the two", "sampling")
-        if wanted is not None and sampling.grammar is not None:
-            both = "response_format is given beside a grammar of the sampling"
-            raise InputError(f"{both}; valid: one of the two", "response_format")
-        sampling = sampling if wanted is None else replace(sampling, grammar=wanted)
+        if grammar is not None:
+            if sampling.grammar is not None:
+                both = "response_format is given beside a grammar of the sampling"
+                raise InputError(f"{both}; valid: one of the two", "response_format")
+            sampling = replace(sampling, grammar=grammar)
         return cls(
             prompt,
             max_new_tokens,
@@ -125,13 +117,7 @@ class Request:
             valid = "None, or an object such as SamplingParams(seed=7)"
             raise InputError(f"sampling is {shown(self.sampling)}; valid: {valid}", "sampling")
         if self.sampling.grammar is not None:
-            for name, value in (("acceptance", "published"), ("ignore_eos", True)):
-                if value == getattr(self.options if name == "acceptance" else self, name, None):
-                    raise InputError(
-                        f"{name} is {value} beside a grammar; valid: one of the two", name
-                    )
-            if (least := self.sampling.min_tokens) > 0:  # a text that is complete can only end
-                raise InputError(f"min_tokens is {least} beside a grammar; valid: 0", "min_tokens")
+            self._check_grammar()
         keep_field(self, "stop", check_texts("stop", self.stop))
         check_template_options(self.template_options)
         check_callback("on_progress", self.on_progress)
@@ -146,6 +132,22 @@ class Request:
                 "logprobs are not kept in a run_dir; valid: one of the two", "logprobs"
             )
 
+    def _check_grammar(self) -> None:
+        """Refuse what cannot be had beside a grammar.
+
+        Raises:
+            InputError: naming it.
+        """
+        if getattr(self.options, "acceptance", "exact") == "published":
+            line = "acceptance is published beside a grammar; valid: one of the two"
+            raise InputError(line, "acceptance")
+        if self.ignore_eos:
+            line = "ignore_eos is True beside a grammar; valid: one of the two"
+            raise InputError(line, "ignore_eos")
+        least = self.sampling.min_tokens
+        if least > 0:  # a text that is complete can only end
+            raise InputError(f"min_tokens is {least} beside a grammar; valid: 0", "min_tokens")
+
 
 def check_names(options: Iterable[str]) -> None:
     """Check the names of keywords that are passed on.
@@ -153,100 +155,9 @@ def check_names(options: Iterable[str]) -> None:
     Raises:
         InputError: naming one that no generation takes, and the one that was probably meant.
     """
-    own = [one.name for one in fields(Request) if one.init and one.name not in INNER]
-    known = [*own, "response_format", *SAMPLING]
+    arguments = [one.name for one in fields(Request) if one.init and one.name not in INNER]
+    known = [*arguments, "response_format", *SAMPLING]
     for name in options:
         if name not in known:
             valid = ", ".join(known) + meant(name, known)
             raise InputError(f"{name!r} is not an argument; valid: {valid}", name)
-
-
-# ---- as JSON -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A prompt.
-
-    Attributes:
-        name: of its folder.
-        prompt: text, or messages.
-        given: arguments of a request of its own, fields of the sampling among them.
-    """
-
-    name: str
-    prompt: Prompt
-    given: dict[str, Any]
-
-    def request(
-        self, call: Mapping[str, Any], usual: SamplingParams, folder: Path | None
-    ) -> Request:
-        """The request of it.
-
-        Args:
-            call: arguments of a request that its own stand over.
-            usual: sampling settings that its own stand over.
-            folder: of its run.
-        Raises:
-            InputError: naming what is wrong.
-        """
-        settings = {**call, **self.given, "sampling": None, "run_dir": folder}
-        return Request.of(self.prompt, lambda _: usual, **settings)
-
-
-def asked(record: Any, name: str) -> Asked:
-    """A prompt from its record.
-
-    Args:
-        record: a JSON value.
-        name: of the prompt, where the record has no ``id``.
-    Raises:
-        InputError: naming the field that is wrong.
-    """
-    if not isinstance(record, dict) or ("prompt" in record) == ("messages" in record):
-        raise InputError(
-            f"it has neither prompt nor messages, or both; valid: an object such as {EXAMPLE}"
-        )
-    for key in record:
-        if key not in FIELDS:
-            raise InputError(f"{shown(key)} is not a field; valid: {', '.join(FIELDS)}")
-    name = str(record.get("id", name))
-    if not NAME.fullmatch(name):
-        raise InputError(f"id is {shown(name)}; valid: up to 100 letters, digits, dots, - and _")
-    prompt: Any = record.get("prompt", record.get("messages"))
-    if "prompt" in record and not (isinstance(prompt, str) and prompt):
-        raise InputError(f"prompt is {shown(prompt)}; valid: text of at least one character")
-    if "messages" in record and not is_chat(prompt):
-        raise InputError(
-            f"messages is {shown(prompt)}; valid: a list of objects with role and content"
-        )
-    given = {key: record[key] for key in (*OWN, *SAMPLING) if key in record}
-    Request.of(prompt, lambda _: SamplingParams(), **given)
-    return Asked(name, prompt, given)
-
-
-def record_of(llm: Any, result: Generation, request: Request) -> dict[str, Any]:
-    """The JSON record of a run (``docs/commands.md`` describes the fields)."""
-    import torch
-
-    from tokenswift.loader.identity import versions
-
-    own = {
-        one.name: getattr(result, one.name) for one in fields(result) if one.name not in NOT_WRITTEN
-    }
-    return {
-        "model": llm.name,
-        "strategy": request.strategy,
-        "strategy_options": {
-            name: listed(getattr(request.options, name)) for name in request.strategy_options or ()
-        },
-        "seed": request.sampling.seed,
-        "sampling": settings_of(request.sampling),
-        **own,
-        **asdict(result.metrics),
-        "distinct": list(result.metrics.distinct),
-        "device": llm.device,
-        "dtype": llm.dtype,
-        "threads": torch.get_num_threads(),
-        "versions": versions(),
-    }

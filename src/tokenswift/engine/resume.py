@@ -62,13 +62,13 @@ def request_of(
     on_loop: OnLoop | None = None,
     min_tokens: int | None = None,
 ) -> Request:
-    """The request that continues a run. The arguments are those of
-    :func:`resume`.
+    """The request that continues a run. The arguments are those of :func:`resume`.
 
     Raises:
         InputError: options that its strategy does not have, or another argument that is wrong.
     """
-    identity, session = state.header.identity, state.session
+    identity = state.header.identity
+    session = state.session
     length = session.max_new_tokens if max_new_tokens is None else max_new_tokens
     ended_for_good = state.end is not None and state.end.reason == "stop"
     if min_tokens is None or ended_for_good:
@@ -109,8 +109,7 @@ def reload(state: RunState, on_progress: OnProgress | None = None) -> LLM:
     if state.header.model is None:
         raise InputError(
             f"llm is not given, and the run's model {state.header.name} came from a program; "
-            f"valid: "
-            f"resume(run_dir, llm=LLM.from_model(…))"
+            "valid: resume(run_dir, llm=LLM.from_model(…))"
         )
     loading = LoadArguments(**msgspec.structs.asdict(state.header.model))
     with suppress(InputError):

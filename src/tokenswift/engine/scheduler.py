@@ -19,17 +19,16 @@ from dataclasses import replace
 from functools import partial
 from threading import Condition, Thread, current_thread
 from time import monotonic, perf_counter
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tokenswift.checks import check_integer, counted
 from tokenswift.engine.failures import QueueFull
-from tokenswift.engine.figures import FIGURES
+from tokenswift.engine.figures import Figures
 from tokenswift.engine.prefix_cache import PrefixCache
 from tokenswift.engine.request import SHARED_STRATEGIES, Request
 from tokenswift.engine.sequence import Sequence, failure
 from tokenswift.engine.step import step
-from tokenswift.engine.ticket import Ticket
+from tokenswift.engine.ticket import Ticket, TicketState
 from tokenswift.speculation.eagle.features import Features
 from tokenswift.speculation.resources import Resources
 from tokenswift.types import Cancelled, InputError, Step
@@ -38,6 +37,8 @@ if TYPE_CHECKING:  # it imports this module
     from tokenswift.engine.llm import LLM
 
 logger = logging.getLogger("tokenswift")
+
+Outcome: TypeAlias = Literal["ended", "failed", "cancelled"]
 
 MAX_AT_ONCE = 16  # sequences at once with "auto": with more, a row costs about what it costs alone
 PREFILL_STEPS = 1.5  # time of a prefill chunk in steps, while sequences decode
@@ -82,11 +83,13 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         self._changed = Condition()  # guards the tickets and figures; notified on changes
         self._tickets: list[Ticket] = []
         self.is_closed = False
-        self._figures: dict[str, int] = dict.fromkeys(FIGURES, 0)
+        self._totals: Counter[str] = Counter()  # by the names of `Figures`
+        self._rows = 0  # of the last verify pass
         self._mask_maker: ThreadPoolExecutor | None = None
         self._masks: dict[int, Future[None]] = {}  # masks being made, by their tickets' ids
         self._prefills = 0  # prefill chunks so far
-        self._step_seconds = self._prefill_speed = 0.0  # running means; speed in tokens per second
+        self._step_seconds = 0.0  # running mean
+        self._prefill_speed = 0.0  # tokens per second, running mean
         self._shared_seconds = 0.0  # running mean of a step without fixed strategies
         self._owed_seconds = 0.0  # that those with fixed strategies have taken from the others
         self._last_progress = monotonic()  # time of the last step, prefill chunk or end
@@ -144,23 +147,30 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         waiting = len(self._in_state("waiting"))
         idle = self.at_once - len(self._tickets) + waiting
         if self._queue is not None and waiting >= self._queue + max(0, idle):
-            said = counted(waiting, "request waits", "requests wait")
-            raise QueueFull(f"{said} already; valid: up to queue {self._queue}")
+            queued = counted(waiting, "request waits", "requests wait")
+            raise QueueFull(f"{queued} already; valid: up to queue {self._queue}")
 
-    def figures(self) -> SimpleNamespace:
-        """The current state and the totals, as attributes.
-
-        ``running``, ``reading``, ``waiting``: sequences now, by `Ticket.state`; ``ended``,
-            ``failed``,
-        ``cancelled``: sequences so far; ``steps``: their steps, ``passes``: the verify passes,
-            which several
-        share; ``tokens``, ``drafted``, ``accepted``: new tokens, drafted nodes and accepted ones;
-        ``read``, ``reused``: prompt tokens that were prefilled, and copied from the prefix cache;
-        ``rows``: rows of the last verify pass.
-        """
+    def figures(self) -> Figures:
+        """The current state and the totals."""
         with self._changed:
             states = Counter(ticket.state for ticket in self._tickets)
-            return SimpleNamespace(**self._figures | {"reused": self._prefixes.reused} | states)
+            totals = self._totals
+            return Figures(
+                running=states["running"],
+                reading=states["reading"],
+                waiting=states["waiting"],
+                ended=totals["ended"],
+                failed=totals["failed"],
+                cancelled=totals["cancelled"],
+                steps=totals["steps"],
+                passes=totals["passes"],
+                tokens=totals["tokens"],
+                drafted=totals["drafted"],
+                accepted=totals["accepted"],
+                read=totals["read"],
+                reused=self._prefixes.reused,
+                rows=self._rows,
+            )
 
     @property
     def stalled(self) -> float:
@@ -184,12 +194,13 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         """Whether its sequence should go on."""
         return not (self.is_closed or ticket.is_cancelled)
 
-    def _in_state(self, *states: str) -> list[Ticket]:
+    def _in_state(self, *states: TicketState) -> list[Ticket]:
         return [ticket for ticket in self._tickets if ticket.state in states]
 
     def _bytes_in_use(self) -> int:
         """Bytes of the admitted sequences."""
-        return sum(one.sequence.nbytes for one in self._in_state("reading", "running"))
+        admitted = self._in_state("reading", "running")
+        return sum(ticket.sequence.nbytes for ticket in admitted)
 
     # ---- its own thread --------------------------------------------------------------------------
 
@@ -201,11 +212,10 @@ class Scheduler(AbstractContextManager["Scheduler"]):
                     self._step()
                 if self._in_state("reading"):
                     self._prefill()
-        except (
-            BaseException
-        ) as error:  # an error of the scheduler itself: no caller may wait for ever
+        # an error of the scheduler itself: no caller may wait for ever
+        except BaseException as error:
             with self._changed:
-                self.is_closed = True  # before the rest is ended, so that none is added
+                self.is_closed = True  # before the others are ended, so that none is added
             for ticket in list(self._tickets):
                 self._end(ticket, "failed", error)
         if self._mask_maker is not None:
@@ -218,24 +228,24 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         with self._changed:
             while not (self.is_closed or self._tickets):
                 self._changed.wait()
-            gone = [ticket for ticket in self._tickets if not self._is_wanted(ticket)]
-            closed = self.is_closed
-        for ticket in gone:
+            cancelled = [ticket for ticket in self._tickets if not self._is_wanted(ticket)]
+            is_closed = self.is_closed
+        for ticket in cancelled:
             self._end(ticket, "cancelled")
-        return not closed
+        return not is_closed
 
     def _admit(self) -> None:
         """Admit waiting sequences while there is room: first of the owner with the fewest admitted
         ones, then of the one whose last admission is longest ago."""
-        while len(under_way := self._in_state("reading", "running")) < self.at_once:
-            held = Counter(one.sequence.owner for one in under_way)
+        while True:
+            admitted = self._in_state("reading", "running")
+            if len(admitted) >= self.at_once:
+                return
             with self._changed:
                 waiting = self._in_state("waiting")
             if not waiting:
                 return
-            owners = [one.sequence.owner for one in waiting]
-            ranks = [(held[owner], self._last_turns.get(owner, 0)) for owner in owners]
-            ticket = waiting[ranks.index(min(ranks))]
+            ticket = self._next_in_turn(waiting, admitted)
             try:
                 if not self._fits(ticket.sequence):
                     return
@@ -244,6 +254,16 @@ class Scheduler(AbstractContextManager["Scheduler"]):
                 continue
             self._last_turns[ticket.sequence.owner] = max(self._last_turns.values(), default=0) + 1
             ticket.state = "reading"
+
+    def _next_in_turn(self, waiting: list[Ticket], admitted: list[Ticket]) -> Ticket:
+        """The first waiting ticket of the owner whose turn it is."""
+        admitted_by_owner = Counter(ticket.sequence.owner for ticket in admitted)
+
+        def rank(ticket: Ticket) -> tuple[int, int]:
+            owner = ticket.sequence.owner
+            return admitted_by_owner[owner], self._last_turns.get(owner, 0)
+
+        return min(waiting, key=rank)
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether one more sequence fits the memory; cached prefixes are dropped for it.
@@ -270,32 +290,29 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         with the fewest tokens left, so that neither long nor short prompts keep the others
         waiting."""
         self._prefills += 1
-        reading, running = self._in_state("reading"), self._in_state("running")
-        ticket = (
-            reading[0]
-            if self._prefills % 2
-            else min(reading, key=lambda one: one.sequence.prefill_left)
-        )
-        most: int = self._resources.target.prefill_chunk
-        rows = int(
-            self._prefill_speed
-            * (PREFILL_STEPS * self._step_seconds if running else PREFILL_SECONDS)
-        )
+        prefilling = self._in_state("reading")
+        ticket = prefilling[0]
+        if self._prefills % 2 == 0:
+            ticket = min(prefilling, key=lambda ticket: ticket.sequence.prefill_left)
+        is_decoding = bool(self._in_state("running"))
+        seconds = PREFILL_STEPS * self._step_seconds if is_decoding else PREFILL_SECONDS
+        rows = min(int(self._prefill_speed * seconds), self._resources.target.prefill_chunk)
         try:
             ticket.sequence.make_cache()
-            before, begun = ticket.sequence.prefill_left, perf_counter()
-            left = ticket.sequence.prefill(max(MIN_PREFILL, min(rows, most)))
+            before = ticket.sequence.prefill_left
+            begun = perf_counter()
+            left = ticket.sequence.prefill(max(MIN_PREFILL, rows))
         except BaseException as error:
             self._fail(ticket, error)
             return
         self._count(read=before - left)
-        if left:
-            speed = (before - left) / max(perf_counter() - begun, 1e-9)
-            self._prefill_speed = (
-                (self._prefill_speed + speed) / 2 if self._prefill_speed else speed
-            )
-        else:
+        if not left:
             ticket.state = "running"
+            return
+        speed = (before - left) / max(perf_counter() - begun, 1e-9)
+        if self._prefill_speed:
+            speed = (self._prefill_speed + speed) / 2
+        self._prefill_speed = speed
 
     def _step(self) -> None:
         """One step of the running sequences whose turn it is, but for those whose masks are being
@@ -309,9 +326,9 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         has_others = not all(_is_fixed(ticket) for ticket in tickets)
         begun = perf_counter()
         sequences = [ticket.sequence for ticket in tickets]
-        for ticket, made in zip(tickets, step(sequences), strict=True):
-            self._add_step(ticket, made)
-        self._figures["rows"] = sum(sequence.rows for sequence in sequences)
+        for ticket, result in zip(tickets, step(sequences), strict=True):
+            self._add_step(ticket, result)
+        self._rows = sum(sequence.rows for sequence in sequences)
         self._count(passes=1)
         seconds = perf_counter() - begun
         self._step_seconds += _NEW_WEIGHT * (seconds - self._step_seconds)
@@ -319,8 +336,8 @@ class Scheduler(AbstractContextManager["Scheduler"]):
             self._owed_seconds += max(0.0, seconds - self._shared_seconds)
         elif has_others:
             self._owed_seconds = max(0.0, self._owed_seconds - seconds)
-            usual = self._shared_seconds or seconds
-            self._shared_seconds = usual + _NEW_WEIGHT * (seconds - usual)
+            mean = self._shared_seconds or seconds
+            self._shared_seconds = mean + _NEW_WEIGHT * (seconds - mean)
 
     def _turn(self) -> list[Ticket]:
         """The running sequences that take the next step: all, or those that draft less the more
@@ -334,7 +351,8 @@ class Scheduler(AbstractContextManager["Scheduler"]):
     def _has_mask(self, ticket: Ticket) -> bool:
         """Whether a sequence can take a step at once. Where its grammar's masks take long, the next
         one is made by a thread of its own, so that the other sequences go on."""
-        masks, number = ticket.sequence.sampler.masks, id(ticket)
+        masks = ticket.sequence.sampler.masks
+        number = id(ticket)
         if number in self._masks:
             if not self._masks[number].done():
                 return False
@@ -347,17 +365,20 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         self._masks[number] = self._mask_maker.submit(masks.prepare, ticket.sequence.tokens)
         return False
 
-    def _add_step(self, ticket: Ticket, made: Step | Exception) -> None:
+    def _add_step(self, ticket: Ticket, result: Step | Exception) -> None:
         """Record one sequence's part of a step, and deliver it."""
         sequence = ticket.sequence
         try:
-            if isinstance(made, Exception):
-                raise made
-            made = sequence.add_step(made)
+            if isinstance(result, Exception):
+                raise result
+            delivered = sequence.add_step(result)
             self._count(
-                steps=1, tokens=len(made.token_ids), drafted=made.drafted, accepted=made.accepted
+                steps=1,
+                tokens=len(delivered.token_ids),
+                drafted=delivered.drafted,
+                accepted=delivered.accepted,
             )
-            ticket.tell(made)
+            ticket.tell(delivered)
         except BaseException as error:
             self._fail(ticket, error)
             return
@@ -372,34 +393,38 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         else:
             self._end(ticket, "failed", error)
 
-    def _end(self, ticket: Ticket, how: str = "ended", error: BaseException | None = None) -> None:
+    def _end(
+        self, ticket: Ticket, outcome: Outcome = "ended", error: BaseException | None = None
+    ) -> None:
         """End a sequence: free its memory, close its journal, deliver the last event. Never
         raises."""
         result = None
         try:
             with closing(ticket.sequence) as sequence:
-                if how == "ended":
+                if outcome == "ended":
                     sequence.finish()
                 if error is None:
                     result = sequence.result()
         except BaseException as fault:
-            how, result, error = "failed", None, error or fault
-        if result is not None and how == "cancelled":
-            result = replace(result, finish_reason=how)
+            outcome = "failed"
+            result = None
+            error = error or fault
+        if result is not None and outcome == "cancelled":
+            result = replace(result, finish_reason="cancelled")
         self._masks.pop(id(ticket), None)
         with self._changed:
-            self._tickets = [one for one in self._tickets if one is not ticket]
-        self._count(**{how: 1})
+            self._tickets = [other for other in self._tickets if other is not ticket]
+        self._count(**{outcome: 1})
         try:
             ticket.tell(None if error is None else failure(error), result)
         except BaseException as fault:  # the sequence is over anyway
             logger.warning("a callback failed at the end of its text (%s)", fault)
 
-    def _count(self, **more: int) -> None:
+    def _count(self, **numbers: int) -> None:
+        """Add to totals, by their names in `Figures`."""
         with self._changed:
             self._last_progress = monotonic()
-            for name, number in more.items():
-                self._figures[name] += number
+            self._totals.update(numbers)
 
 
 def _is_fixed(ticket: Ticket) -> bool:

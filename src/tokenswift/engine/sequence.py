@@ -98,10 +98,6 @@ class Sequence(SequenceState):
         self.heads, self.draft_source = drafts_from(resources, request.strategy, request.options)
         self.prefixes = prefixes
         self.check_memory(spare)
-        self.sources: Counter[str] = Counter(dict.fromkeys(SOURCES, 0))
-        self.logprobs: list[Logprob] = []
-        self.finish_reason: EndReason | None = None
-        self.tail = ""
         self.new_turn = request.new_turn or begins_turn(request.prompt, request.template_options)
         self._begin_text()
         self.journal = None
@@ -203,6 +199,10 @@ class Sequence(SequenceState):
         self.detokenizer = TextStream(tokenizer, stop_texts, context)
         self.guard = LoopGuard()
         self.new_tokens: list[int] = []
+        self.sources: Counter[str] = Counter(dict.fromkeys(SOURCES, 0))
+        self.logprobs: list[Logprob] = []
+        self.finish_reason: EndReason | None = None
+        self.tail = ""
         self._pieces: list[str] = []
         self._stop_ids = stop_ids(self.request)
 

@@ -33,12 +33,12 @@ class Stream(Iterator[Step], AbstractContextManager["Stream"]):
         print(stream.result.finish_reason, stream.result.metrics.tokens_per_second)
 
     A stream is a context manager: leaving it early frees the run's memory and closes its journal,
-        as `close`
-    does.
+    as `close` does.
     """
 
     def __init__(self, sequence: Sequence) -> None:
-        self._sequence, self._steps = sequence, iter(sequence)
+        self._sequence = sequence
+        self._steps = iter(sequence)
 
     def __next__(self) -> Step:
         return next(self._steps)
@@ -106,7 +106,8 @@ class Prefilled(PrefixCache):
     def fork_longest(self, sequence: SequenceState, capacity: int) -> FullCache:
         """A copy for a sequence with this prompt."""
         base = self.sequence
-        sequence.last_pass, sequence.last_row = base.last_pass, base.last_row
+        sequence.last_pass = base.last_pass
+        sequence.last_row = base.last_row
         if base.features is not None:
             sequence.features = base.features.copy()
         return base.cache.fork(capacity)

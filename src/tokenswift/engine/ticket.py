@@ -9,13 +9,15 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Lock
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from tokenswift.checks import check_callback
 from tokenswift.engine.failures import without_frames
 from tokenswift.engine.sequence import Sequence
 from tokenswift.types import Generation, InputError, Step
 
+#: waiting for memory or its turn; its prompt is prefilled; it decodes
+TicketState: TypeAlias = Literal["waiting", "reading", "running"]
 #: a step; None at the end of the sequence; or the exception that ended it
 Event: TypeAlias = "Step | Exception | None"
 
@@ -35,7 +37,8 @@ class Ticket:
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
-        self.state, self.is_cancelled = "waiting", False
+        self.state: TicketState = "waiting"
+        self.is_cancelled = False
         self._events: deque[Event] = deque()
         self._lock = Lock()
         self._callback: Callable[[Event], object] | None = None
@@ -60,7 +63,8 @@ class Ticket:
         Raises:
             Exception: the error that ended the sequence, after its last step.
         """
-        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Event] = asyncio.Queue()
 
         def tell(event: Event) -> None:
             with suppress(RuntimeError):  # the event loop is closed
@@ -100,11 +104,12 @@ class Ticket:
             InputError: it is not over yet.
             Exception: the error that ended it.
         """
-        if not self.is_over or (made := self._done.result()) is None:
+        generation = self._done.result() if self.is_over else None
+        if generation is None:
             raise InputError(
                 "ticket.result is not available before the end; valid: after ticket.wait()"
             )
-        return made
+        return generation
 
     def cancel(self) -> None:
         """End it after the current step or draft pass; its journal stays and can be resumed."""
