@@ -10,6 +10,7 @@ import torch
 
 from tokenswift import LLM
 from tokenswift.models.decoder import PREFILL_CHUNK
+from tokenswift.models.source import FromModel
 
 Prefill = Callable[[Any, list[int], Any], Any]
 
@@ -62,5 +63,7 @@ def windowless(model: Any) -> LLM:
     for layer in blind.model.layers:
         layer.self_attn.sliding_window = None
     llm = LLM.from_model(blind)
-    llm.source.model = model
+    source = llm.source
+    assert isinstance(source, FromModel)
+    source._model = model
     return llm

@@ -158,9 +158,9 @@ def test_keywords_are_kept_by_a_journal(llm: LLM, tmp_path: Path) -> None:
     """Said as keywords or as parameters, it is the same run."""
     llm.generate("abc", 6, ignore_eos=True, seed=3, run_dir=tmp_path / "run")
     params = replace(llm.default_sampling(""), seed=3)
-    whole = llm.generate("abc", 12, ignore_eos=True, sampling=params, run_dir=tmp_path / "run")
-    assert whole.token_ids == llm.generate("abc", 12, ignore_eos=True, seed=3).token_ids
-    assert whole.token_ids != llm.generate("abc", 12, ignore_eos=True).token_ids
+    journalled = llm.generate("abc", 12, ignore_eos=True, sampling=params, run_dir=tmp_path / "run")
+    assert journalled.token_ids == llm.generate("abc", 12, ignore_eos=True, seed=3).token_ids
+    assert journalled.token_ids != llm.generate("abc", 12, ignore_eos=True).token_ids
     with pytest.raises(InputError, match="holds another run: seed is 4, was 3"):
         llm.generate("abc", 12, ignore_eos=True, seed=4, run_dir=tmp_path / "run")
 

@@ -188,12 +188,12 @@ def test_a_resumed_run_has_the_text_of_an_uninterrupted_one(
     llm: LLM, prompt: Prompt, steps: int, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    whole = llm.generate(prompt, **LENGTH)
+    uninterrupted = llm.generate(prompt, **LENGTH)
     with llm.stream(prompt, **LENGTH, run_dir=folder, strategy="autoregressive") as stream:
         for _ in range(steps):
             next(stream)
-    assert tokenswift.resume(folder, llm=llm).text == whole.text
-    assert (folder / "text.txt").read_text(encoding="utf-8") == whole.text
+    assert tokenswift.resume(folder, llm=llm).text == uninterrupted.text
+    assert (folder / "text.txt").read_text(encoding="utf-8") == uninterrupted.text
 
 
 def test_a_turn_of_a_chat_begins_without_a_space_and_a_continued_one_with_it(llm: LLM) -> None:

@@ -31,13 +31,13 @@ OWN = SamplingParams(**{**NAMED, "min_p": 0.0})
 def saved(tmp_path: Path, own_cache: Path) -> Callable[..., Path]:
     """``saved(temperature=0.6)`` → a model's folder with these in its generation_config.json."""
 
-    def save(file: str = "generation_config.json", **said: Any) -> Path:
+    def save(file: str = "generation_config.json", **changes: Any) -> Path:
         folder = tmp_path / "m"
         tiny_model().save_pretrained(folder)
         chat_tokenizer().save_pretrained(folder)
         before = json.loads((folder / file).read_text())
         (folder / "generation_config.json").unlink()
-        (folder / file).write_text(json.dumps(before | said))
+        (folder / file).write_text(json.dumps(before | changes))
         return folder
 
     return save
@@ -74,7 +74,7 @@ def test_the_models_own_however_it_was_loaded(saved: Callable[..., Path], file: 
 
 
 @pytest.mark.parametrize(
-    ("said", "line"),
+    ("unfit", "line"),
     [
         ({"repetition_penalty": 0.5}, "repetition_penalty is 0.5; valid: at least 1"),
         ({"top_k": -5}, "top_k is -5; valid: an integer of at least 1, or 0"),
@@ -83,10 +83,13 @@ def test_the_models_own_however_it_was_loaded(saved: Callable[..., Path], file: 
     ],
 )
 def test_a_setting_that_is_not_usable_is_left_aside_alone(
-    said: dict[str, object], line: str, saved: Callable[..., Path], caplog: pytest.LogCaptureFixture
+    unfit: dict[str, object],
+    line: str,
+    saved: Callable[..., Path],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    folder = saved(**{"temperature": 0.6, "top_p": 0.9, **said})
-    usual = {"top_p": 0.9, **dict.fromkeys(said, None)}
+    folder = saved(**{"temperature": 0.6, "top_p": 0.9, **unfit})
+    usual = {"top_p": 0.9, **dict.fromkeys(unfit, None)}
     expected = SamplingParams(
         **{**NEUTRAL, "temperature": 0.6, **{k: v for k, v in usual.items() if v}}
     )
@@ -110,21 +113,22 @@ def test_a_model_without_a_usable_setting_answers_with_ours(
 def test_a_setting_of_a_gguf_file_is_left_aside_alone(
     tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = {"general.sampling.temp": 0.6, "general.sampling.penalty_repeat": 0.5}
-    write(tmp_path / "m.gguf", small(), fields=said)
+    settings = {"general.sampling.temp": 0.6, "general.sampling.penalty_repeat": 0.5}
+    write(tmp_path / "m.gguf", small(), fields=settings)
     with caplog.at_level(logging.WARNING, "tokenswift"), LLM(tmp_path / "m.gguf") as llm:
         assert llm.default_sampling(HELLO) == SamplingParams(**{**NEUTRAL, "temperature": 0.6})
     assert "is ignored: repetition_penalty is 0.5; valid: at least 1" in caplog.text
 
 
 def test_what_a_gguf_file_names(tmp_path: Path, own_cache: Path) -> None:
-    said = {
+    settings = {
         "general.sampling.temp": 0.6,
         "general.sampling.top_p": 0.9,
         "general.sampling.top_k": 20,
         "general.sampling.penalty_repeat": 1.05,
     }
-    write(tmp_path / "m.gguf", small(), fields=said)
+    write(tmp_path / "m.gguf", small(), fields=settings)
     with LLM(tmp_path / "m.gguf") as llm:
         assert isinstance(llm.source, FromFiles)
-        assert llm.default_sampling(HELLO) == OWN and llm.default_sampling("Hi") == CONTINUED
+        assert llm.default_sampling(HELLO) == OWN
+        assert llm.default_sampling("Hi") == CONTINUED

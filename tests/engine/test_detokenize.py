@@ -67,8 +67,9 @@ BROKEN = byte_level((("ð", "Ł"), ("Ģ", "ð"), ("ð", "Ģ"), ("æ", "Ĺ"), ("�
 def check(tokenizer: PreTrainedTokenizerFast, tokens: list[int]) -> None:
     """The text is that of ``decode``, but for a last character that is not all there."""
     text = "".join(stream_all(tokenizer, tokens))
-    whole = str(tokenizer.decode(tokens))
-    assert whole.startswith(text) and not whole[len(text) :].strip("\ufffd")
+    decoded = str(tokenizer.decode(tokens))
+    assert decoded.startswith(text)
+    assert not decoded[len(text) :].strip("\ufffd")
 
 
 def stream_all(tokenizer: Decoder, tokens: list[int], context: Sequence[int] = ()) -> list[str]:
@@ -100,13 +101,15 @@ def ids_of(tokenizer: PreTrainedTokenizerFast, letters: bytes) -> list[int]:
 def test_broken_characters_give_the_text_of_decode(places: list[int], split: int) -> None:
     tokens = [place if place > 255 else ids_of(BROKEN, bytes([place]))[0] for place in places]
     check(BROKEN, tokens)
-    context, new = tokens[:split], tokens[split:]
+    context = tokens[:split]
+    new = tokens[split:]
     before = str(BROKEN.decode(context))
     text = str(BROKEN.decode(tokens))
     if text.startswith(before):
         out = "".join(stream_all(BROKEN, new, context))
         rest = text[len(before) :]
-        assert rest.startswith(out) and not rest[len(out) :].strip("\ufffd")
+        assert rest.startswith(out)
+        assert not rest[len(out) :].strip("\ufffd")
 
 
 @given(st.text(max_size=60))
@@ -114,7 +117,8 @@ def test_broken_characters_give_the_text_of_decode(places: list[int], split: int
 def test_text_comes_out_in_complete_characters(text: str) -> None:
     pieces = stream_all(TINY, TINY.encode(text))
     out = "".join(pieces)
-    assert text.startswith(out) and not text[len(out) :].strip("\ufffd")
+    assert text.startswith(out)
+    assert not text[len(out) :].strip("\ufffd")
     if "\ufffd" not in text:
         assert not any("\ufffd" in piece for piece in pieces)
 
@@ -124,14 +128,17 @@ def test_a_character_that_the_length_cuts_is_left_out(tokenizer: PreTrainedToken
     """Of two, three and four bytes, at each place in it."""
     for letter in ("é", "日", "😀"):
         fallback = [7 + byte for byte in letter.encode()]
-        whole = TINY.encode(letter) if tokenizer is TINY else fallback
-        for cut in range(1, len(whole)):
-            assert "".join(stream_all(tokenizer, whole + whole[:cut])) == letter
+        ids = TINY.encode(letter) if tokenizer is TINY else fallback
+        for cut in range(1, len(ids)):
+            assert "".join(stream_all(tokenizer, ids + ids[:cut])) == letter
 
 
 def test_sentencepiece_style_keeps_spaces_and_rare_characters() -> None:
     tokenizer = byte_fallback()
-    the, cat, s, a = 1, 2, 3, 4
+    the = 1
+    cat = 2
+    s = 3
+    a = 4
     rare = [7 + byte for byte in "日本😀".encode()]
     tokens = [the, cat, s, *rare, the, cat, a, *rare, 6] * 20
     pieces = stream_all(tokenizer, tokens)
@@ -176,7 +183,8 @@ def test_no_token_is_decoded_with_more_than_a_few_others(
     text = "".join(stream_all(counting, tokens * 500))
     assert counting.most <= 16
     rest = str(tokenizer.decode(tokens * 500))
-    assert rest.startswith(text) and len(rest) - len(text) <= 3
+    assert rest.startswith(text)
+    assert len(rest) - len(text) <= 3
 
 
 def test_a_stray_byte_spoils_no_character_around_it() -> None:
@@ -195,7 +203,9 @@ def test_a_stray_byte_spoils_no_character_around_it() -> None:
 @settings(max_examples=300, deadline=None)
 def test_stop_strings_cut_where_the_first_is_completed(text: str, stop: list[str]) -> None:
     tokens = TINY.encode(text)
-    stream, out, used = TextStream(TINY, stop), "", 0
+    stream = TextStream(TINY, stop)
+    out = ""
+    used = 0
     for token in tokens:
         used += not stream.stopped
         out += stream.push(token)

@@ -43,17 +43,18 @@ def llm_of(kind: str) -> LLM:
 @pytest.mark.parametrize("kind", ["native", "transformers"])
 def test_forks_go_on_as_generate_does_and_do_not_disturb_one_another(kind: str) -> None:
     """Every strategy from one state, all of them under way at once, a step of each in turn."""
-    llm, draft = llm_of(kind), tiny_model("llama", seed=1)
+    llm = llm_of(kind)
+    draft = tiny_model("llama", seed=1)
     base = llm.prefill(PROMPT)
     expected: list[list[int]] = []
     streams: list[Iterator[Step]] = []
     for i, (strategy, options) in enumerate(WAYS):
-        given = options | ({"draft_model": draft} if strategy == "triforce" else {})
+        strategy_options = options | ({"draft_model": draft} if strategy == "triforce" else {})
         params = SAMPLING[i % 2]
         plain = llm.generate(PROMPT, NEW, "autoregressive", sampling=params, ignore_eos=True)
         expected.append(plain.token_ids)
-        streams.append(base.stream(NEW, strategy, given, params, ignore_eos=True))
-    found: list[list[int]] = [[] for _ in streams]
+        streams.append(base.stream(NEW, strategy, strategy_options, params, ignore_eos=True))
+    texts: list[list[int]] = [[] for _ in streams]
     left = dict(enumerate(streams))
     while left:
         for i, stream in list(left.items()):
@@ -61,11 +62,12 @@ def test_forks_go_on_as_generate_does_and_do_not_disturb_one_another(kind: str) 
             if step is None:
                 del left[i]
             else:
-                found[i] += step.token_ids
-    assert found == expected
+                texts[i] += step.token_ids
+    assert texts == expected
     assert expected[0] != expected[1]  # the two samplings write different texts
     again = base.generate(NEW, sampling=SAMPLING[0], strategy="autoregressive", ignore_eos=True)
-    assert again.token_ids == expected[0] and again.prompt_tokens == len(PROMPT)
+    assert again.token_ids == expected[0]
+    assert again.prompt_tokens == len(PROMPT)
 
 
 def test_one_token_is_a_prompt() -> None:
@@ -92,11 +94,11 @@ def test_prefilled_prompts_of_several_are_named() -> None:
         llm.generate_many(llm.prefill([5]))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("given", [("Hello",), ([5, 6], 3)])
-def test_a_prompt_where_one_is_prefilled_says_what_to_call(given: Any) -> None:
+@pytest.mark.parametrize("arguments", [("Hello",), ([5, 6], 3)])
+def test_a_prompt_where_one_is_prefilled_says_what_to_call(arguments: Any) -> None:
     prefilled = llm_of("native").prefill([5])
     for call in (prefilled.generate, prefilled.stream):
         with pytest.raises(InputError, match=r"beside the one prefilled; valid: generate\(max_new"):
-            call(*given)
+            call(*arguments)
     with pytest.raises(InputError, match="prompt is 'x', beside the one prefilled; valid: "):
         prefilled.generate(3, prompt="x")  # type: ignore[call-arg]

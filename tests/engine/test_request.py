@@ -26,12 +26,12 @@ DRAFTED: Any = {"ignore_eos": True, "strategy": "tokenswift", "strategy_options"
 def llm() -> Iterator[LLM]:
     with LLM.from_model(
         tiny_model(), chat_tokenizer(), heads=random_heads("conditioned", 32, 260)
-    ) as made:
-        yield made
+    ) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         (
             {"sampling": {"seed": 1}},
@@ -61,14 +61,15 @@ def llm() -> Iterator[LLM]:
     ],
     ids=repr,
 )
-def test_what_a_generation_refuses(llm: LLM, given: Options, words: str) -> None:
+def test_what_a_generation_refuses(llm: LLM, options: Options, words: str) -> None:
     with pytest.raises(InputError) as caught:
-        llm.generate(**Options({"prompt": "abc", "max_new_tokens": 2}, **given))
-    assert str(caught.value).startswith(words) and "\n" not in str(caught.value)
+        llm.generate(**Options({"prompt": "abc", "max_new_tokens": 2}, **options))
+    assert str(caught.value).startswith(words)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "ends"),
+    ("options", "ends"),
     [
         ({"max_tokens": 3}, "did you mean max_new_tokens?"),
         ({"strategy": "magicdek"}, "did you mean magicdec?"),
@@ -77,9 +78,9 @@ def test_what_a_generation_refuses(llm: LLM, given: Options, words: str) -> None
     ],
     ids=repr,
 )
-def test_a_refusal_says_what_was_probably_meant(llm: LLM, given: Options, ends: str) -> None:
+def test_a_refusal_says_what_was_probably_meant(llm: LLM, options: Options, ends: str) -> None:
     with pytest.raises(InputError) as caught:
-        llm.generate("abc", **given)
+        llm.generate("abc", **options)
     assert str(caught.value).endswith(ends)
 
 
@@ -98,9 +99,9 @@ def test_many_prompts_are_checked_before_the_first_is_run(
     llm: LLM, prompts: Any, options: Options, words: str
 ) -> None:
     seen: list[int] = []
-    given: Options = {"on_result": lambda i, result: seen.append(i), **options}
+    keywords: Options = {"on_result": lambda i, result: seen.append(i), **options}
     with pytest.raises(InputError) as caught:
-        llm.generate_many(prompts, 6, **given)
+        llm.generate_many(prompts, 6, **keywords)
     assert str(caught.value).startswith(words)
     assert seen == []
 
@@ -128,7 +129,8 @@ def test_a_stream_left_early_has_no_result_and_no_lock(llm: LLM, tmp_path: Path)
 def test_what_loading_refuses(tiny_folder: Any, name: str, value: Any, words: str) -> None:
     with pytest.raises(InputError) as caught:
         LLM(**{"model": tiny_folder(), name: value})
-    assert str(caught.value).startswith(words) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(words)
+    assert "\n" not in str(caught.value)
 
 
 # ---- chat ----------------------------------------------------------------------------------------
@@ -153,13 +155,16 @@ def test_a_stream_ends_with_the_result(llm: LLM) -> None:
     with pytest.raises(InputError, match="stream.result is not available before the end"):
         _ = stream.result
     steps = list(stream)
-    whole = llm.generate("abc abc", 10, **DRAFTED)
+    expected = llm.generate("abc abc", 10, **DRAFTED)
     result = stream.result
-    assert isinstance(result, Generation) and result.finish_reason == "length"
+    assert isinstance(result, Generation)
+    assert result.finish_reason == "length"
     assert (
-        result.token_ids == [token for step in steps for token in step.token_ids] == whole.token_ids
+        result.token_ids
+        == [token for step in steps for token in step.token_ids]
+        == expected.token_ids
     )
-    assert result.text == "".join(step.text for step in steps) == whole.text
+    assert result.text == "".join(step.text for step in steps) == expected.text
     assert result.metrics.steps == len(steps)
     assert next(stream, None) is None  # and no second run
 
@@ -201,8 +206,8 @@ def test_results_say_what_drafted(
     assert done.draft_source == source
     assert done.heads == (None if kind is None else {"kind": kind, "file": ""})
     assert sum(done.token_sources.values()) == 24
-    own = done.token_sources["target"]  # one a step, but for one that the length ended
-    assert done.metrics.steps - 1 <= own <= done.metrics.steps
+    target_tokens = done.token_sources["target"]  # one a step, but for one that the length ended
+    assert done.metrics.steps - 1 <= target_tokens <= done.metrics.steps
     assert set(done.token_sources) == {
         "target",
         "head",
@@ -219,10 +224,8 @@ def test_results_say_what_drafted(
 def test_an_answer_may_have_the_rest_of_the_models_positions() -> None:
     """A continued text has 200 new tokens; both however the prompt comes."""
     model = tiny_model(max_position_embeddings=512)
-    llm, plain = (
-        LLM.from_model(model, chat_tokenizer()),
-        {"strategy": "autoregressive", "ignore_eos": True},
-    )
+    llm = LLM.from_model(model, chat_tokenizer())
+    plain = {"strategy": "autoregressive", "ignore_eos": True}
     chat = [{"role": "user", "content": "hello"}]
     rest = 512 - len(llm.encode(chat))
     assert len(llm.generate(chat, **plain).token_ids) == rest > 200
@@ -245,9 +248,9 @@ def test_keywords_are_the_sampling(llm: LLM) -> None:
         {"temperature": 0},
         {"temperature": 1.5, "seed": 3},
     ]
-    for given in cases:
-        usual = replace(llm.default_sampling("abc abc"), **given)
+    for fields in cases:
+        usual = replace(llm.default_sampling("abc abc"), **fields)
         wanted = llm.generate("abc abc", sampling=usual, **call).token_ids
-        assert llm.generate("abc abc", **call, **given).token_ids == wanted
-        assert llm.prefill("abc abc").generate(**call, **given).token_ids == wanted
-        assert llm.generate_many(["abc abc"], **call, **given)[0].token_ids == wanted
+        assert llm.generate("abc abc", **call, **fields).token_ids == wanted
+        assert llm.prefill("abc abc").generate(**call, **fields).token_ids == wanted
+        assert llm.generate_many(["abc abc"], **call, **fields)[0].token_ids == wanted

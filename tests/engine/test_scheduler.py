@@ -51,8 +51,8 @@ SHARED = [5, 9, 2, 7, 7, 3, 8, 1, 4, 6] * 9
 
 def llm_of(dtype: torch.dtype = torch.float32, family: str = "llama") -> LLM:
     heads = Heads(HeadsConfig("conditioned", 2, 48, VOCAB, inner=8))
-    made = tiny_model(family) if family in FAMILIES else build(family, SIZES, head_dim=8)
-    return LLM.from_model(cast(made, dtype), heads=heads)
+    model = tiny_model(family) if family in FAMILIES else build(family, SIZES, head_dim=8)
+    return LLM.from_model(cast(model, dtype), heads=heads)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,8 @@ def alone(llm: LLM, request: Request) -> Generation:
 def joined(scheduler: Scheduler, requests: list[Request], rnd: random.Random) -> list[Ticket]:
     """Submit requests at random steps of those before them, and wait for all."""
     tickets: list[Ticket] = []
-    left, seen = list(requests), [0]
+    left = list(requests)
+    seen = [0]
 
     def on_event(event: Event) -> None:
         seen[0] += 1
@@ -105,20 +106,22 @@ def check_batch(llm: LLM, seed: int) -> int:
     most = 0
     with Scheduler(llm, rnd.choice((3, 8))) as scheduler:
         for request, ticket in zip(requests, joined(scheduler, requests, rnd), strict=True):
-            one, many = alone(llm, request), ticket.result
+            one = alone(llm, request)
+            many = ticket.result
             assert many.token_ids == one.token_ids, (seed, request)
             assert (many.text, many.finish_reason) == (one.text, one.finish_reason)
         figures = scheduler.figures()
         most = figures.steps - figures.passes
-    assert figures.ended == 8 and figures.failed == figures.cancelled == 0
+    assert figures.ended == 8
+    assert figures.failed == figures.cancelled == 0
     return most
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_text_of_a_batch_is_what_it_is_alone(dtype: torch.dtype) -> None:
-    made = llm_of(dtype)
-    assert made.target.equal_bits
-    assert sum(check_batch(made, seed) for seed in range(4)) > 50  # passes were shared
+    llm = llm_of(dtype)
+    assert llm.target.equal_bits
+    assert sum(check_batch(llm, seed) for seed in range(4)) > 50  # passes were shared
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma"])
@@ -142,7 +145,8 @@ class Gate:
     """Holds the scheduler's thread in the first step of a text, until it is opened."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.reached, self.opened = threading.Event(), threading.Event()
+        self.reached = threading.Event()
+        self.opened = threading.Event()
         self.ticket = scheduler.submit(plain([1, 2, 3], 5, on_progress=self))
         assert self.reached.wait(60)
 
@@ -188,21 +192,22 @@ def test_asynchronous_programs_have_the_steps_too(llm: LLM) -> None:
 
     async def ask(scheduler: Scheduler) -> list[list[Step]]:
         left = asyncio.ensure_future(taken(scheduler.submit(plain([9, 9], 500))))
-        made = await asyncio.gather(*(taken(scheduler.submit(one)) for one in requests))
+        results = await asyncio.gather(*(taken(scheduler.submit(one)) for one in requests))
         left.cancel()
         failing = scheduler.submit(plain([6] * 5, 9, on_progress=lambda *_: sys.exit("planted")))
         with pytest.raises(RunError, match="planted"):
             await taken(failing)
         with pytest.raises(asyncio.CancelledError):
             await left
-        return made
+        return results
 
     with Scheduler(llm) as scheduler:
-        made = asyncio.run(ask(scheduler))
+        texts = asyncio.run(ask(scheduler))
         while scheduler.figures().running:
             time.sleep(0.01)
-        assert scheduler.figures().cancelled == 1 and scheduler.figures().tokens < 500
-    assert made == [list(llm.start(one)) for one in requests]
+        assert scheduler.figures().cancelled == 1
+        assert scheduler.figures().tokens < 500
+    assert texts == [list(llm.start(one)) for one in requests]
 
 
 def test_cancelled_texts_end_and_the_others_go_on(llm: LLM) -> None:
@@ -211,7 +216,8 @@ def test_cancelled_texts_end_and_the_others_go_on(llm: LLM) -> None:
         long = scheduler.submit(plain([9, 9], 300))
         next(long.steps())
         gate = Gate(scheduler)
-        other, waits = scheduler.submit(plain([5, 6], 30)), scheduler.submit(plain([7]))
+        other = scheduler.submit(plain([5, 6], 30))
+        waits = scheduler.submit(plain([7]))
         for ticket in (long, gate.ticket, waits):
             ticket.cancel()
         gate.opened.set()
@@ -219,7 +225,8 @@ def test_cancelled_texts_end_and_the_others_go_on(llm: LLM) -> None:
         figures = scheduler.figures()
         long.cancel()  # nothing is left to be cancelled
     assert [t.result.finish_reason for t in (long, gate.ticket, waits)] == ["cancelled"] * 3
-    assert 0 < len(long.result.token_ids) < 300 and waits.result.token_ids == []
+    assert 0 < len(long.result.token_ids) < 300
+    assert waits.result.token_ids == []
     assert other.result.token_ids == alone(llm, plain([5, 6], 30)).token_ids
     assert (figures.cancelled, figures.ended) == (3, 1)
     assert (figures.running, figures.reading, figures.waiting) == (0, 0, 0)
@@ -235,9 +242,9 @@ def test_close_ends_what_is_under_way(llm: LLM, tmp_path: Path) -> None:
     assert ticket.result.finish_reason == "cancelled"
     with pytest.raises(InputError, match="the scheduler is closed"):
         scheduler.submit(request)
-    whole = llm.start(request).finish()
-    assert whole.token_ids == alone(llm, request).token_ids
-    assert whole.token_ids[: len(ticket.result.token_ids)] == ticket.result.token_ids
+    resumed = llm.start(request).finish()
+    assert resumed.token_ids == alone(llm, request).token_ids
+    assert resumed.token_ids[: len(ticket.result.token_ids)] == ticket.result.token_ids
 
 
 def test_a_queue_that_is_full(llm: LLM) -> None:
@@ -345,7 +352,8 @@ def test_a_text_that_fails_ends_alone(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """By its drafter, by rows that do not fit, by its journal, by a callback, by its reading."""
-    draft, add = FixedTreeStrategy.draft, RunWriter.add
+    draft = FixedTreeStrategy.draft
+    add = RunWriter.add
 
     def failing(self: Any, sequence: Any) -> DraftTree:
         seed = sequence.sampler.params.seed
@@ -406,18 +414,18 @@ def test_a_fault_that_ends_all_ends_each_once(llm: LLM, monkeypatch: pytest.Monk
     def fault(self: Scheduler) -> None:
         raise ValueError("planted")
 
-    told: list[Event] = []
+    events: list[Event] = []
     with Scheduler(llm, 1) as scheduler:
         gate = Gate(scheduler)
         tickets = [scheduler.submit(plain([word], 3)) for word in (7, 8)]
         for ticket in (gate.ticket, *tickets):
-            ticket.on_event(told.append)
+            ticket.on_event(events.append)
         monkeypatch.setattr(Sequence, "close", broken)
         monkeypatch.setattr(Scheduler, "_step", fault)
         gate.opened.set()
         over(gate.ticket, *tickets)
         assert scheduler.figures().failed == 3
-    assert [type(event) for event in told].count(ValueError) == len(told) == 3
+    assert [type(event) for event in events].count(ValueError) == len(events) == 3
 
 
 class Held:
@@ -586,7 +594,8 @@ def test_texts_wait_in_order_for_memory(llm: LLM, monkeypatch: pytest.MonkeyPatc
             ticket.on_event(lambda event, number=number: on_event(number, event))
         gate.opened.set()
         over(*tickets)
-    assert order == list(range(6)) and most == 2
+    assert order == list(range(6))
+    assert most == 2
     for seed, ticket in enumerate(tickets):
         assert ticket.result.token_ids == alone(llm, plain([2, seed], 20, seed)).token_ids
 
@@ -607,21 +616,22 @@ def test_a_long_prompt_is_read_beside_steps(llm: LLM, monkeypatch: pytest.Monkey
                 far[what] = done
                 happened.append(what)
 
-        told = [plain(list(range(90)) * 3, 3, on_progress=partial(on_progress, "part"))]
-        told.append(plain([7] * 40, 3, on_progress=partial(on_progress, "short")))
-        tickets = [scheduler.submit(request) for request in told]
+        requests = [plain(list(range(90)) * 3, 3, on_progress=partial(on_progress, "part"))]
+        requests.append(plain([7] * 40, 3, on_progress=partial(on_progress, "short")))
+        tickets = [scheduler.submit(request) for request in requests]
         over(first, *tickets)
     assert happened.count("part") > 20
     parts = [i for i, what in enumerate(happened) if what == "part"]
     assert all("step" in happened[a:b] for a, b in pairwise(parts))
     assert happened.index("short") < parts[-1]
-    for request, ticket in zip(told, tickets, strict=True):
+    for request, ticket in zip(requests, tickets, strict=True):
         assert ticket.result.token_ids == alone(llm, replace(request, on_progress=None)).token_ids
 
 
 def unread(llm: LLM, tokens: list[int]) -> SequenceState:
     """A text of which nothing was read."""
-    sampler, cache = llm.target.sampler(SamplingParams()), llm.target.new_cache(300)
+    sampler = llm.target.sampler(SamplingParams())
+    cache = llm.target.new_cache(300)
     return SequenceState(list(tokens), len(tokens), cache, llm.target, sampler)
 
 
@@ -629,15 +639,17 @@ def unread(llm: LLM, tokens: list[int]) -> SequenceState:
 def test_parts_of_a_prompt_leave_what_the_whole_leaves(llm: LLM, rows: int) -> None:
     """Bits of keys, values, and of the rows that drafting starts from."""
     tokens = [*SHARED, *range(7)]
-    whole, parts = unread(llm, tokens), unread(llm, tokens)
-    for text, part in ((whole, None), (parts, rows)):
+    at_once = unread(llm, tokens)
+    parts = unread(llm, tokens)
+    for text, part in ((at_once, None), (parts, rows)):
         while prefill(text, None, part):
             pass
-    assert whole.last_pass is not None and parts.last_pass is not None
-    assert torch.equal(whole.cache.data[:, :, :96], parts.cache.data[:, :, :96])
-    assert whole.last_row == parts.last_row == 31
-    assert torch.equal(whole.last_pass.hidden, parts.last_pass.hidden)
-    for one, other in zip(whole.last_pass.queries, parts.last_pass.queries, strict=True):
+    assert at_once.last_pass is not None
+    assert parts.last_pass is not None
+    assert torch.equal(at_once.cache.data[:, :, :96], parts.cache.data[:, :, :96])
+    assert at_once.last_row == parts.last_row == 31
+    assert torch.equal(at_once.last_pass.hidden, parts.last_pass.hidden)
+    for one, other in zip(at_once.last_pass.queries, parts.last_pass.queries, strict=True):
         assert torch.equal(one, other)
 
 
@@ -698,5 +710,6 @@ def test_requests_are_submitted_as_they_can_run(llm: LLM) -> None:
         for number, result in run_all(scheduler, requests()):
             seen[number] = result
             assert submitted - len(seen) <= 5
-    assert sorted(seen) == list(range(30)) and isinstance(seen.pop(4), InputError)
+    assert sorted(seen) == list(range(30))
+    assert isinstance(seen.pop(4), InputError)
     assert all(len(one.token_ids) == 3 for one in seen.values())

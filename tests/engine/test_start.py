@@ -66,7 +66,8 @@ def both(folder: Path, **options: Any) -> tuple[LLM, LLM]:
         loaded.model, loaded.tokenizer, heads="none", rope_scaling=options.get("rope_scaling")
     )
     second = LLM(folder, device="cpu", heads="none", **options)
-    assert type(first.source) is Source and isinstance(second.source, FromFiles)
+    assert type(first.source) is Source
+    assert isinstance(second.source, FromFiles)
     return first, second
 
 
@@ -90,8 +91,10 @@ def test_files_give_what_transformers_gives(
     assert first.resources.identity() == second.resources.identity()
     assert first.target.numerics() == second.target.numerics()
     assert first.source.end_tokens() == second.source.end_tokens() == {257}
-    assert isinstance(first.target, NativeTarget) and isinstance(second.target, NativeTarget)
-    assert first.target.layout == second.target.layout and second.target.copied_bytes == 0
+    assert isinstance(first.target, NativeTarget)
+    assert isinstance(second.target, NativeTarget)
+    assert first.target.layout == second.target.layout
+    assert second.target.copied_bytes == 0
     sizes = [(llm.target.weight_bytes, llm.target.windows) for llm in (first, second)]
     assert sizes[0] == sizes[1]
     assert all(
@@ -128,15 +131,13 @@ def test_files_that_changed_are_not_mixed(save: Callable[..., Path]) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"] *= 2
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    for asked in ("model", "tokenizer"):
+    for attribute in ("model", "tokenizer"):
         with pytest.raises(InputError, match="has changed since the model was loaded"):
-            getattr(second, asked)
+            getattr(second, attribute)
     assert texts(second) == texts(first)  # it has its weights
     third = LLM(folder, device="cpu", heads="none")
-    assert (
-        isinstance(third.source, FromFiles)
-        and third.resources.identity() != first.resources.identity()
-    )
+    assert isinstance(third.source, FromFiles)
+    assert third.resources.identity() != first.resources.identity()
 
 
 def test_what_goes_through_transformers(save: Callable[..., Path]) -> None:
@@ -163,24 +164,25 @@ def test_plain_tokenizers_do_as_transformers(
 ) -> None:
     make().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    real, made = AutoTokenizer.from_pretrained(tmp_path), read(tmp_path, kind)
-    assert made is not None and tokenizer_digest(made) == tokenizer_digest(real)
-    assert (
-        made.special_tokens_map == real.special_tokens_map and made.get_vocab() == real.get_vocab()
-    )
-    assert (made.bos_token_id, made.eos_token_id) == (real.bos_token_id, real.eos_token_id)
+    real = AutoTokenizer.from_pretrained(tmp_path)
+    plain = read(tmp_path, kind)
+    assert plain is not None
+    assert tokenizer_digest(plain) == tokenizer_digest(real)
+    assert plain.special_tokens_map == real.special_tokens_map
+    assert plain.get_vocab() == real.get_vocab()
+    assert (plain.bos_token_id, plain.eos_token_id) == (real.bos_token_id, real.eos_token_id)
     for text in ("Hi", "", "<s>Hi</s> there", "abba Grüße, \U0001f600\n", "<s>", "<|im_end|>"):
-        assert made(text)["input_ids"] == real(text)["input_ids"]
+        assert plain(text)["input_ids"] == real(text)["input_ids"]
         bare = real(text, add_special_tokens=False)["input_ids"]
-        assert made(text, add_special_tokens=False)["input_ids"] == bare
-        assert made.decode(bare) == real.decode(bare)
-        assert [made.convert_ids_to_tokens(token) for token in bare] == real.convert_ids_to_tokens(
+        assert plain(text, add_special_tokens=False)["input_ids"] == bare
+        assert plain.decode(bare) == real.decode(bare)
+        assert [plain.convert_ids_to_tokens(token) for token in bare] == real.convert_ids_to_tokens(
             bare
         )
     if real.chat_template is not None:
         chat = [{"role": "user", "content": "a", "name": "b"}]  # more than a role and a text
         written = real.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        for tokenizer in (made, real):
+        for tokenizer in (plain, real):
             assert (
                 prompt_ids(chat, tokenizer, 260)
                 == real(written, add_special_tokens=False)["input_ids"]
@@ -249,7 +251,9 @@ def test_a_start_imports_nothing_that_it_does_not_use(
     folder = save("llama", chat_tokenizer())
     call = ("generate", "Hi", "--model", folder, "--max-new-tokens", 24, "--quiet", "--ignore-eos")
     text, names = imported(*call, "--run-dir", tmp_path / "run")
-    assert text and not names
+    assert text
+    assert not names
     write(tmp_path / "model.gguf", small(), {"attn_q": QuantType.Q4_1}, tokenizer=chat_tokenizer())
     text, names = imported(*call[:3], tmp_path / "model.gguf", *call[4:])
-    assert text and not names
+    assert text
+    assert not names

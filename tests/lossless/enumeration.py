@@ -100,12 +100,12 @@ class _Script:
 
     def __init__(self, answers: Tokens) -> None:
         self.answers = list(answers)
-        self.asked: Tokens | None = None
+        self.path_after: Tokens | None = None
 
     def choose(self, logits: Tensor, history: list[int], paths: list[list[int]]) -> list[int]:
         """The next answer."""
         if not self.answers:
-            self.asked = tuple(paths[0])
+            self.path_after = tuple(paths[0])
             raise LookupError
         return [self.answers.pop(0)]
 
@@ -126,7 +126,7 @@ def exact_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) -> D
         try:
             accepted = accept_exact(tree, logits, [tree.tokens[0]], script)
         except LookupError:
-            for token, p in enumerate(after(script.asked or ())):
+            for token, p in enumerate(after(script.path_after or ())):
                 if p > 0:
                     open_.append(((*answers, token), probability * p))
             continue
@@ -163,7 +163,8 @@ def published_step(tree: DraftTree, after: Callable[[Tokens], Sequence[float]]) 
 
     distribution: Distribution = {}
     for i, path in enumerate(paths):
-        before, behind = reach[:i], reach[i + 1 :]
+        before = reach[:i]
+        behind = reach[i + 1 :]
         for length in range(len(path) + 1):
             first = fewer(before, length) * fewer(behind, length + 1)
             last = fewer(before, length + 1) * fewer(behind, length)

@@ -42,8 +42,10 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "triforce": {"budget": 64, "draft_budget": 32},
     "magicdec": {"budget": 64, "kv": "snapkv"},
 }
-TEXTS, DTYPES = ("harbour", "letters"), ("float32", "bfloat16", "int8")
-LENGTH, NEW = 150, 24
+TEXTS = ("harbour", "letters")
+DTYPES = ("float32", "bfloat16", "int8")
+LENGTH = 150
+NEW = 24
 
 
 def kinds() -> list[str]:
@@ -104,14 +106,14 @@ def hashes(llm: LLM, dtype: str) -> dict[str, str]:
 def main() -> None:
     """Write the file with what this processor's own kernels say, and in bfloat16 those of AVX2,
     too; runs that it cannot make stay."""
-    kept = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    digests = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     for kind, dtypes in ((OWN, DTYPES), ("avx2", ("bfloat16",))):
         if kind in kinds() and use(kind):
             for dtype in dtypes:
                 llm = LLM("smollm2-135m", dtype=dtype, device="cpu")
-                kept[arithmetic(kind, dtype)] = hashes(llm, dtype)
+                digests[arithmetic(kind, dtype)] = hashes(llm, dtype)
                 print(kind, dtype, file=sys.stderr)
-    FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    FILE.write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

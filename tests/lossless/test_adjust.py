@@ -48,7 +48,8 @@ def params_of(setting: str, seed: int) -> SamplingParams:
 
 @pytest.mark.parametrize("setting", ["dry", "all", rare("counted"), rare("words")])
 def test_strategies_write_what_plain_decoding_writes(setting: str) -> None:
-    llm, draft = llm_of("llama"), tiny_model("llama", seed=1)
+    llm = llm_of("llama")
+    draft = tiny_model("llama", seed=1)
     longest = 0.0
     for seed, greedy in ((1, False), (2, False), (3, True)):
         params = SamplingParams(**WARM | SETTINGS[setting], seed=seed, greedy=greedy)
@@ -106,9 +107,11 @@ def test_a_batch_writes_what_each_text_writes_alone() -> None:
 
 def test_a_bad_word_never_comes_and_its_parts_do() -> None:
     llm = llm_of("llama")
-    found = llm.generate(PROMPT, 120, sampling=params_of("words", 5), ignore_eos=True).token_ids
-    pairs = set(zip(found, found[1:], strict=False))
-    assert 7 not in found and not pairs & {(8, 9), (11, 12)} and {8, 9, 11, 12} <= set(found)
+    tokens = llm.generate(PROMPT, 120, sampling=params_of("words", 5), ignore_eos=True).token_ids
+    pairs = set(zip(tokens, tokens[1:], strict=False))
+    assert 7 not in tokens
+    assert not pairs & {(8, 9), (11, 12)}
+    assert {8, 9, 11, 12} <= set(tokens)
 
 
 def test_a_run_is_taken_up_with_its_settings(tmp_path: Path) -> None:
@@ -116,20 +119,23 @@ def test_a_run_is_taken_up_with_its_settings(tmp_path: Path) -> None:
     llm = llm_of("llama")
     params = SamplingParams(**WARM | SETTINGS["all"], dry_breakers=[[5]], min_tokens=50, seed=6)
     stop = [[found, *more] for found, *more in _pairs(llm, params)]
-    whole = llm.generate(PROMPT, 90, sampling=params, stop=stop)
-    assert whole.finish_reason == "stop" and len(whole.token_ids) > 50
+    uninterrupted = llm.generate(PROMPT, 90, sampling=params, stop=stop)
+    assert uninterrupted.finish_reason == "stop"
+    assert len(uninterrupted.token_ids) > 50
     part = llm.generate(PROMPT, 30, sampling=params, stop=stop, run_dir=tmp_path / "run")
-    assert len(part.token_ids) == 30 and part.finish_reason == "length"
+    assert len(part.token_ids) == 30
+    assert part.finish_reason == "length"
     rest = resume(tmp_path / "run", 90, llm=llm)
-    assert same(whole, rest) and rest.finish_reason == "stop"
-    assert resume(tmp_path / "run", 95, llm=llm).token_ids == whole.token_ids
+    assert same(uninterrupted, rest)
+    assert rest.finish_reason == "stop"
+    assert resume(tmp_path / "run", 95, llm=llm).token_ids == uninterrupted.token_ids
 
 
 def _pairs(llm: LLM, params: SamplingParams) -> list[tuple[int, ...]]:
     """Two tokens that stand behind each other in the text before the 50th token, and two after
     it."""
-    found = llm.generate(PROMPT, 80, sampling=params, ignore_eos=True).token_ids
-    return [tuple(found[20:22]), tuple(found[60:62])]
+    tokens = llm.generate(PROMPT, 80, sampling=params, ignore_eos=True).token_ids
+    return [tuple(tokens[20:22]), tuple(tokens[60:62])]
 
 
 def test_no_end_before_its_time() -> None:
@@ -144,4 +150,5 @@ def test_no_end_before_its_time() -> None:
             options = {"tree": (3, 2)} if strategy == "tokenswift" else {}
             got = llm.generate(PROMPT, 60, strategy, options, params, stop=stop)
             ended = next(i for i, t in enumerate(got.token_ids) if [t] in stop)
-            assert least <= ended == len(got.token_ids) - 1 and got.finish_reason in ("stop", "eos")
+            assert least <= ended == len(got.token_ids) - 1
+            assert got.finish_reason in ("stop", "eos")

@@ -27,7 +27,9 @@ class Text:
     """A text fed to a target in passes of any make-up; collects the states of its positions."""
 
     def __init__(self, target: Target, tokens: list[int], vocab: int) -> None:
-        self.target, self.tokens, self.vocab = target, tokens, vocab
+        self.target = target
+        self.tokens = tokens
+        self.vocab = vocab
         self.cache = target.new_cache(len(tokens) + 80)
         self.states: dict[int, torch.Tensor] = {}
 
@@ -43,17 +45,19 @@ class Text:
 
     def tree(self, nodes: int, seed: int) -> None:
         """The next tokens on a path of a random tree of ``nodes`` nodes, wrong tokens elsewhere."""
-        made, start = random.Random(seed), self.cache.length
-        parents, path = [-1], [0]
+        rng = random.Random(seed)
+        start = self.cache.length
+        parents = [-1]
+        path = [0]
         while len(parents) < nodes:
-            right = made.random() < 0.4 and start + len(path) < len(self.tokens)
+            right = rng.random() < 0.4 and start + len(path) < len(self.tokens)
             parents.append(
-                path[-1] if right else made.randrange(max(0, len(parents) - 9), len(parents))
+                path[-1] if right else rng.randrange(max(0, len(parents) - 9), len(parents))
             )
             if right:
                 path.append(len(parents) - 1)
         depths = [0] * nodes
-        tokens = [made.randrange(self.vocab) for _ in parents]
+        tokens = [rng.randrange(self.vocab) for _ in parents]
         for node in range(1, nodes):
             depths[node] = depths[parents[node]] + 1
         for depth, node in enumerate(path):
@@ -67,15 +71,15 @@ class Text:
 def mixed(target: Target, tokens: list[int], vocab: int, least: int, seed: int) -> Text:
     """The text from position ``least`` on in passes of random make-up, before it in chunks of
     random size."""
-    made = random.Random(seed)
+    rng = random.Random(seed)
     text = Text(target, tokens, vocab)
     while (done := text.cache.length) < len(tokens):
         if done < least:
-            text.chain(min(made.choice((1, 7, 64, 300, 512)), least - done))
-        elif made.random() < 0.3:
-            text.chain(made.choice((1, 2, 5, 13, 40)))
+            text.chain(min(rng.choice((1, 7, 64, 300, 512)), least - done))
+        elif rng.random() < 0.3:
+            text.chain(rng.choice((1, 2, 5, 13, 40)))
         else:
-            text.tree(made.choice((2, 3, 5, 8, 12, 13, 20, 41, 64)), made.randrange(1 << 30))
+            text.tree(rng.choice((2, 3, 5, 8, 12, 13, 20, 41, 64)), rng.randrange(1 << 30))
     return text
 
 
@@ -95,9 +99,9 @@ def check(target: Target, tokens: list[int], vocab: int, least: int, seeds: int)
     try:
         for seed in range(seeds):
             torch.set_num_threads(1 + seed % 2)
-            found = mixed(target, tokens, vocab, least, seed).states
+            states = mixed(target, tokens, vocab, least, seed).states
             for i, state in zip(places, expected, strict=True):
-                assert torch.equal(found[i], state), (seed, i)
+                assert torch.equal(states[i], state), (seed, i)
     finally:
         torch.set_num_threads(threads)
     return len(places) * seeds

@@ -41,8 +41,8 @@ NEW = 24
 
 def digests(kind: str) -> dict[str, str]:
     """Name of a case → hash of its tokens, in one type."""
-    made: dict[str, Any] = TYPES[kind]
-    with LLM("smollm2-135m", device="cpu", **made) as llm:
+    types: dict[str, Any] = TYPES[kind]
+    with LLM("smollm2-135m", device="cpu", **types) as llm:
         chat = [{"role": "user", "content": "Name three rivers of Europe."}]
         prose = (frozen.PROMPTS / "harbour.txt").read_text(encoding="utf-8")
         schema = {"type": "json_schema", "schema": SCHEMA}
@@ -63,22 +63,24 @@ def digests(kind: str) -> dict[str, str]:
 @pytest.mark.model
 @pytest.mark.parametrize("kind", TYPES)
 def test_texts_are_as_they_were(kind: str, embedded: str) -> None:
-    kept, wanted = json.loads(FILE.read_text(encoding="utf-8")), library.kernels_wanted()
+    frozen_digests = json.loads(FILE.read_text(encoding="utf-8"))
+    wanted = library.kernels_wanted()
     assert (
-        digests(kind) == kept[frozen.arithmetic(frozen.OWN if wanted == "auto" else wanted, kind)]
+        digests(kind)
+        == frozen_digests[frozen.arithmetic(frozen.OWN if wanted == "auto" else wanted, kind)]
     )
 
 
 def main() -> None:
     """Write the file with what this processor's own kernels say, and in bfloat16 those of AVX2,
     too."""
-    kept = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    frozen_digests = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     for set_of_instructions, types in ((frozen.OWN, tuple(TYPES)), ("avx2", ("bfloat16",))):
         if set_of_instructions in frozen.kinds() and frozen.use(set_of_instructions):
             for kind in types:
-                kept[frozen.arithmetic(set_of_instructions, kind)] = digests(kind)
-                print(set_of_instructions, kind, kept, file=sys.stderr)
-    FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+                frozen_digests[frozen.arithmetic(set_of_instructions, kind)] = digests(kind)
+                print(set_of_instructions, kind, frozen_digests, file=sys.stderr)
+    FILE.write_text(json.dumps(frozen_digests, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -227,7 +227,7 @@ class FixedChoice:
 
 def binary_trees() -> list[DraftTree]:
     """All 25 trees over two tokens and two levels, the bare root included."""
-    found = []
+    trees = []
     sides = [None, (), (0,), (1,), (0, 1)]
     for left, right in itertools.product(sides, repeat=2):
         builder = CandidateTree(0)
@@ -236,8 +236,8 @@ def binary_trees() -> list[DraftTree]:
                 node = builder.add(0, token)
                 for deeper in below:
                     builder.add(node, deeper)
-        found.append(builder.build())
-    return found
+        trees.append(builder.build())
+    return trees
 
 
 @pytest.mark.parametrize("all_rows", [False, True])
@@ -266,7 +266,8 @@ def test_every_tree_and_every_choice_rule_enumerated(all_rows: bool) -> None:
 def test_published_bias_has_the_predicted_size() -> None:
     """m leaves below one token accept it with probability 1 - (1-p)^m, enumerated and simulated."""
     p = max(distribution_after(PROMPT, params_of("no processor", 0)))
-    m, runs = 9, 1000
+    m = 9
+    runs = 1000
     hits = sum(
         generate(params_of("no processor", seed), wide_draft, accept_published)[0]
         == int(logits_after(PROMPT).argmax())

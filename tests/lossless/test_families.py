@@ -40,11 +40,11 @@ def test_greedy_texts_are_those_of_transformers(family: str, count: int) -> None
     model = tiny_model(family)
     llm = LLM.from_model(model, heads="none")
     for length, new in ((3, 24), (40, 12)):
-        made = torch.Generator().manual_seed(length)
-        prompts = torch.randint(2, VOCAB, (count // 2, length), generator=made)
+        generator = torch.Generator().manual_seed(length)
+        prompts = torch.randint(2, VOCAB, (count // 2, length), generator=generator)
         greedy = SamplingParams(greedy=True, repetition_penalty=1.0)
-        found = llm.generate_many(prompts.tolist(), new, sampling=greedy, ignore_eos=True)
-        texts = torch.cat([prompts, torch.tensor([one.token_ids for one in found])], 1)
+        results = llm.generate_many(prompts.tolist(), new, sampling=greedy, ignore_eos=True)
+        texts = torch.cat([prompts, torch.tensor([one.token_ids for one in results])], 1)
         with torch.inference_mode():
             likeliest = model(input_ids=texts, use_cache=False).logits.argmax(-1)
         assert torch.equal(likeliest[:, length - 1 : -1], texts[:, length:])
@@ -55,16 +55,17 @@ def test_greedy_texts_are_those_of_transformers(family: str, count: int) -> None
 def test_runs_go_on_and_texts_share_passes_and_beginnings(
     family: str, strategy: str, tmp_path: Path
 ) -> None:
-    llm, options = llm_of(family, "conditioned"), DRAFTED[strategy]
+    llm = llm_of(family, "conditioned")
+    options = DRAFTED[strategy]
     prompts = [[*PROMPT, *more] for more in ([5], [5, 9], [7, 7, 3])]
     plain = [llm.generate(prompt, 40, "autoregressive", **HOW).token_ids for prompt in prompts]
     llm.generate(prompts[0], 15, strategy, options, **HOW, run_dir=tmp_path)
     assert resume(tmp_path, max_new_tokens=40, llm=llm).token_ids == plain[0]
-    asked = [Request(one, 40, strategy, options, **HOW) for one in prompts]
+    requests = [Request(one, 40, strategy, options, **HOW) for one in prompts]
     with Scheduler(llm) as scheduler:
-        tickets = [scheduler.submit(asked[0])]
+        tickets = [scheduler.submit(requests[0])]
         tickets[0].wait()
-        tickets += [scheduler.submit(one) for one in asked[1:]]
+        tickets += [scheduler.submit(one) for one in requests[1:]]
         assert [one.result.token_ids for one in tickets if one.wait()] == plain
         assert scheduler.figures().reused
 
@@ -76,19 +77,19 @@ LONG = torch.randint(2, VOCAB, (700,), generator=torch.Generator().manual_seed(9
 @pytest.fixture
 def caches(monkeypatch: pytest.MonkeyPatch) -> list[kv.FullCache]:
     """The targets' caches as they are made; layers with windows keep little beside them."""
-    made: list[kv.FullCache] = []
+    created: list[kv.FullCache] = []
     real = BaseTarget.new_cache
     monkeypatch.setattr(kv, "BACK", 64)
     monkeypatch.setattr(
-        BaseTarget, "new_cache", lambda *a, **how: made.append(real(*a, **how)) or made[-1]
+        BaseTarget, "new_cache", lambda *a, **how: created.append(real(*a, **how)) or created[-1]
     )
-    return made
+    return created
 
 
-def keep_whole_numbers(model: NativeTarget, kept: str) -> None:
+def keep_whole_numbers(model: NativeTarget, key_type: str) -> None:
     """Keep keys in int8 or int16; or, mixed, in int16 in every second layer."""
-    model.compute_as(LoadConfig(kv_cache_dtype="int8" if kept == "mixed" else kept), "tiny")
-    if kept != "mixed":
+    model.compute_as(LoadConfig(kv_cache_dtype="int8" if key_type == "mixed" else key_type), "tiny")
+    if key_type != "mixed":
         return
     model.wide_keys = tuple(layer % 2 == 0 for layer in range(model.layers))
     for weights, wide in zip(model.body.weights, model.wide_keys, strict=True):
@@ -123,29 +124,35 @@ def test_layers_with_windows_keep_what_they_see(
             monkeypatch.setattr(where, "backend_for", lambda *_: Backend())
     model = tiny_model(family, max_position_embeddings=2048)
     draft = draft_for(family)
-    llm, whole = (LLM.from_model(model, heads=random_heads("medusa", 48, VOCAB)) for _ in range(2))
-    monkeypatch.setattr(whole.target, "new_cache", partial(whole.target.new_cache, whole=True))
-    for one in (llm, whole) if kernels in ("int8", "int16", "mixed") else ():
+    llm, unwindowed = (
+        LLM.from_model(model, heads=random_heads("medusa", 48, VOCAB)) for _ in range(2)
+    )
+    monkeypatch.setattr(
+        unwindowed.target, "new_cache", partial(unwindowed.target.new_cache, keep_all=True)
+    )
+    for one in (llm, unwindowed) if kernels in ("int8", "int16", "mixed") else ():
         assert isinstance(one.target, NativeTarget)
         keep_whole_numbers(one.target, kernels)
-    assert llm.target.windows == whole.target.windows  # both are made
+    assert llm.target.windows == unwindowed.target.windows  # both are made
     for tokens in (16, 160, 1600):
         spare = llm.target.new_cache(tokens).nbytes - llm.target.cache_bytes(tokens)
         assert 0 <= spare < 16 * llm.target.tail_bytes  # a page
     for seed, params in enumerate(
         (SamplingParams(greedy=True, repetition_penalty=1.0), HOW["sampling"])
     ):
-        plain = whole.generate(LONG, 150, "autoregressive", sampling=params, ignore_eos=True)
+        plain = unwindowed.generate(LONG, 150, "autoregressive", sampling=params, ignore_eos=True)
         assert caches[-1].tail is None
         for strategy, options in [("autoregressive", {}), *runs(draft)[seed::2]]:
-            made = len(caches)
+            before = len(caches)
             assert same(
                 plain, llm.generate(LONG, 150, strategy, options, params, ignore_eos=True)
             ), options
-            own = next(
-                cache for cache in caches[made:] if cache.capacity >= 850
+            full_cache = next(
+                cache for cache in caches[before:] if cache.capacity >= 850
             )  # others: of drafts
-            assert own.tail is not None and own.tail.dropped >= 512 and own.nbytes <= most_of(own)
+            assert full_cache.tail is not None
+            assert full_cache.tail.dropped >= 512
+            assert full_cache.nbytes <= most_of(full_cache)
 
 
 def test_beginnings_are_shared_where_windows_are_held(caches: list[kv.FullCache]) -> None:
@@ -153,11 +160,11 @@ def test_beginnings_are_shared_where_windows_are_held(caches: list[kv.FullCache]
     read."""
     llm = LLM.from_model(tiny_model("gemma3", max_position_embeddings=2048), heads="none")
     first = llm.generate(LONG, 100, "autoregressive", **HOW).token_ids
-    asked = [LONG, [*LONG, *first, *PROMPT], [*LONG[:200], *PROMPT]]
-    plain = [llm.generate(one, 100, "autoregressive", **HOW).token_ids for one in asked]
+    prompts = [LONG, [*LONG, *first, *PROMPT], [*LONG[:200], *PROMPT]]
+    plain = [llm.generate(one, 100, "autoregressive", **HOW).token_ids for one in prompts]
     reused = []
     with Scheduler(llm) as scheduler:
-        for one in asked:
+        for one in prompts:
             ticket = scheduler.submit(Request(one, 100, "autoregressive", {}, **HOW))
             ticket.wait()
             assert ticket.result.token_ids == plain[len(reused)]

@@ -28,12 +28,15 @@ def test_runs_are_as_they_were(dtype: str, text: str, sampler: str, embedded: st
     """A sixth of two types on this processor's own kernels; every strategy writes plain decoding's
     text."""
     assert Path(embedded).is_dir()
-    texts, fewer = [], 0
+    texts = []
+    fewer = 0
     for strategy, _, out in frozen.runs(default_llm(dtype), text, [sampler]):
         texts.append(out.token_ids)
         assert out.token_ids == texts[0], strategy
-        kept = KEPT[frozen.arithmetic(frozen.OWN, dtype)][f"{strategy} {sampler} {dtype} {text}"]
-        assert frozen.digest(out) == kept, strategy
+        frozen_digest = KEPT[frozen.arithmetic(frozen.OWN, dtype)][
+            f"{strategy} {sampler} {dtype} {text}"
+        ]
+        assert frozen.digest(out) == frozen_digest, strategy
         fewer += out.metrics.steps < frozen.NEW
     assert fewer >= 2  # drafts are good for something
 

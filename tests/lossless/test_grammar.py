@@ -81,9 +81,9 @@ def byte_llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with pytest.MonkeyPatch.context() as patch, byte_llm() as made:
+    with pytest.MonkeyPatch.context() as patch, byte_llm() as opened:
         fix_prices(patch, 1e-4)  # a row costs nothing, so whatever may come is drafted
-        yield made
+        yield opened
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
@@ -99,7 +99,8 @@ def test_every_strategy_writes_what_plain_decoding_writes(llm: LLM, name: str) -
         if name == "schema" and plain.finish_reason == "eos":
             assert set(json.loads(plain.text)) == set(SCHEMA["required"])
         if name == "choice":
-            assert plain.text in ("yes", "yes, but not now", "no") and plain.token_ids[-1] == END
+            assert plain.text in ("yes", "yes, but not now", "no")
+            assert plain.token_ids[-1] == END
     assert accepted > 20
 
 
@@ -117,7 +118,8 @@ def test_a_batch_of_grammars_and_none(llm: LLM) -> None:
     ]
     with Scheduler(llm, 4) as scheduler:
         for i, got in run_all(scheduler, requests):
-            assert not isinstance(got, Exception) and same(alone[i], got), i
+            assert not isinstance(got, Exception), i
+            assert same(alone[i], got), i
 
 
 def test_a_resumed_run_follows_its_grammar(
@@ -125,13 +127,14 @@ def test_a_resumed_run_follows_its_grammar(
 ) -> None:
     fix_prices(monkeypatch, 1.0)
     params = replace(SEEDED, grammar=GRAMMARS["schema"])
-    whole = llm.generate("abc", 90, "autoregressive", sampling=params)
+    uninterrupted = llm.generate("abc", 90, "autoregressive", sampling=params)
     for steps in (1, 9):
         folder = tmp_path / str(steps)
         with pytest.raises(Stop):
             llm.generate("abc", 90, sampling=params, run_dir=folder, on_step=after(steps))
         got = resume(folder, llm=llm)
-        assert same(whole, got) and got.text == whole.text
+        assert same(uninterrupted, got)
+        assert got.text == uninterrupted.text
         with pytest.raises(InputError, match="holds another run: grammar is None"):
             llm.generate("abc", 90, sampling=SEEDED, run_dir=folder)
 
@@ -148,7 +151,7 @@ def by_hand(llm: LLM, prompt: list[int], params: SamplingParams) -> dict[tuple[i
     ends = [(*text.encode("ascii"), END) for text in TEXTS]
     ids = llm.tokenizer.convert_tokens_to_ids
     ends = [tuple(ids(chr(token)) if token != END else END for token in text) for text in ends]
-    found: dict[tuple[int, ...], float] = {}
+    chances: dict[tuple[int, ...], float] = {}
     for text in ends:
         chance = 1.0
         for i, token in enumerate(text):
@@ -161,15 +164,16 @@ def by_hand(llm: LLM, prompt: list[int], params: SamplingParams) -> dict[tuple[i
             )
             shares = row[allowed].softmax(0)
             chance *= float(shares[allowed.index(token)])
-        found[text] = chance
-    assert sum(found.values()) == pytest.approx(1.0)
-    return found
+        chances[text] = chance
+    assert sum(chances.values()) == pytest.approx(1.0)
+    return chances
 
 
 @pytest.mark.parametrize("strategy", ["autoregressive", "tokenswift"])
 def test_the_distribution_is_that_of_masks_made_by_hand(llm: LLM, strategy: str) -> None:
     params = SamplingParams(temperature=0.03, min_p=0.0, repetition_penalty=1.0)
-    prompt, options = llm.encode("abc"), {"tree": (2, 2)} if strategy == "tokenswift" else None
+    prompt = llm.encode("abc")
+    options = {"tree": (2, 2)} if strategy == "tokenswift" else None
     exact = by_hand(llm, prompt, params)
     grammar = Grammar.choice(TEXTS)
     seen = [
@@ -187,9 +191,9 @@ def test_the_distribution_is_that_of_masks_made_by_hand(llm: LLM, strategy: str)
 
 def test_log_probabilities_are_those_of_the_masked_row(llm: LLM) -> None:
     grammar = Grammar.choice(["aa", "ab"])
-    made = llm.generate("x", 5, grammar=grammar, logprobs=5, min_p=0.0)
-    assert [len(one.top) for one in made.logprobs] == [1, 2, 1]
-    assert made.logprobs[0].logprob == made.logprobs[2].logprob == 0.0
+    result = llm.generate("x", 5, grammar=grammar, logprobs=5, min_p=0.0)
+    assert [len(one.top) for one in result.logprobs] == [1, 2, 1]
+    assert result.logprobs[0].logprob == result.logprobs[2].logprob == 0.0
 
 
 # ---- masks along paths ---------------------------------------------------------------------------
@@ -214,7 +218,9 @@ def test_a_mask_is_that_of_its_path_wherever_the_matcher_stood(name: str) -> Non
     """A walk through random paths, right and wrong ones, ends of text among them, against matchers
     that were never anywhere else; padding rows are never allowed."""
     rnd = random.Random(name)
-    used, history, paths = masks_of(GRAMMARS[name], 2), [0, 1], 0
+    used = masks_of(GRAMMARS[name], 2)
+    history = [0, 1]
+    paths = 0
     for _ in range(14):
         known: list[list[int]] = [[]]
         for _ in range(9):
@@ -224,7 +230,9 @@ def test_a_mask_is_that_of_its_path_wherever_the_matcher_stood(name: str) -> Non
             assert (mask is None) == (fresh is None)
             if mask is None or fresh is None:
                 continue
-            assert torch.equal(mask, fresh) and len(mask) == 270 and not mask[259:].any()
+            assert torch.equal(mask, fresh)
+            assert len(mask) == 270
+            assert not mask[259:].any()
             good = mask.nonzero().squeeze(1).tolist()
             wrong = next(token for token in range(256) if not mask[token])
             assert (
@@ -250,9 +258,9 @@ def test_a_mask_is_that_of_its_path_wherever_the_matcher_stood(name: str) -> Non
 
 
 def masks_of_fresh(name: str, history: list[int], path: list[int]) -> Any:
-    whole = [*history, *path]
+    tokens = [*history, *path]
     return (
-        allowed_by(masks_of(GRAMMARS[name], 2), whole, []) if valid(name, history, path) else None
+        allowed_by(masks_of(GRAMMARS[name], 2), tokens, []) if valid(name, history, path) else None
     )
 
 
@@ -270,7 +278,8 @@ def valid(name: str, history: list[int], path: list[int]) -> bool:
 def test_what_is_forced() -> None:
     masks = Grammars(tiny_tokenizer(), 260, lambda: {END}).masks(GRAMMARS["schema"], 0)
     tokens, sure = masks.forced([])
-    assert tokens[:sure] == ids_of('{"identifier": ') and sure == len(tokens)
+    assert tokens[:sure] == ids_of('{"identifier": ')
+    assert sure == len(tokens)
     text = ids_of('{"identifier": 7, "colour": "r')
     assert masks.forced(text)[0] == ids_of('ed", "sizes": [')
     rest = masks.forced([*text, *ids_of('ed", "sizes": [true, true, t')])
@@ -282,7 +291,8 @@ def test_forced_text_comes_in_few_steps(llm: LLM) -> None:
     """One step for each choice that the model has, and one for what is forced behind it."""
     got = llm.generate("abc", 90, sampling=replace(GREEDY, grammar=GRAMMARS["schema"]))
     forced = len('{"identifier": ') + len('"colour": "') + len('"sizes": [')
-    assert got.finish_reason == "eos" and got.token_sources["grammar"] >= forced
+    assert got.finish_reason == "eos"
+    assert got.token_sources["grammar"] >= forced
     assert got.metrics.steps <= len(got.token_ids) - forced
 
 
@@ -303,7 +313,9 @@ def test_the_end_of_forced_text_is_drafted_too() -> None:
     (x,) = ids_of("x")
     assert masks.forced([]) == ([x, 260], 1)
     allowed = allowed_by(masks, [x], [])
-    assert allowed is not None and bool(allowed[260]) and bool(allowed[261])
+    assert allowed is not None
+    assert bool(allowed[260])
+    assert bool(allowed[261])
 
 
 def test_the_drafter_learns_how_often_an_uncertain_token_comes() -> None:
@@ -314,11 +326,11 @@ def test_the_drafter_learns_how_often_an_uncertain_token_comes() -> None:
 
     def chances() -> list[float]:
         """What it proposes, in a path, is [x, 260]; the chances that it gives these."""
-        told: list[tuple[int, int, float]] = []
-        adding = SimpleNamespace(add=lambda *candidate: told.append(candidate) or len(told))
+        added: list[tuple[int, int, float]] = []
+        adding = SimpleNamespace(add=lambda *candidate: added.append(candidate) or len(added))
         drafter.propose(text, cast(Any, adding))
-        assert [candidate[:2] for candidate in told] == [(0, x), (1, 260)]
-        return [candidate[2] for candidate in told]
+        assert [candidate[:2] for candidate in added] == [(0, x), (1, 260)]
+        return [candidate[2] for candidate in added]
 
     assert chances() == [1.0, 0.5]
     for tokens, (least, most) in (
@@ -328,7 +340,8 @@ def test_the_drafter_learns_how_often_an_uncertain_token_comes() -> None:
     ):
         drafter.observe(text, Outcome(tokens, len(tokens), True))
         sure, uncertain = chances()
-        assert sure == 1.0 and least <= uncertain <= most, tokens
+        assert sure == 1.0, tokens
+        assert least <= uncertain <= most, tokens
 
 
 def until_it_fails(masks: Masks) -> tuple[list[int], NoMask]:
@@ -338,7 +351,8 @@ def until_it_fails(masks: Masks) -> tuple[list[int], NoMask]:
         while True:
             allowed = allowed_by(masks, history, [])
             letter = ids_of("ab"[len(history) % 3 == 0])
-            assert allowed is not None and bool(allowed[letter[0]]), history
+            assert allowed is not None, history
+            assert bool(allowed[letter[0]]), history
             history += letter
     return history, caught.value
 
@@ -347,11 +361,11 @@ def test_limits_that_are_reached_spoil_no_other_text() -> None:
     """What is compiled for a text that fails is not used for the next one, and the text that fails
     gets no mask of another place."""
     grammars = Grammars(tiny_tokenizer(), 270, lambda: {END})
-    masks, beside = (grammars.masks(Grammar.regex(GROWING), 0) for _ in range(2))
-    allowed_by(beside, ids_of("aab"), [])
+    masks, other = (grammars.masks(Grammar.regex(GROWING), 0) for _ in range(2))
+    allowed_by(other, ids_of("aab"), [])
     history, error = until_it_fails(masks)
     with pytest.raises(NoMask) as caught:  # it shares what is spoilt: no fault of ours
-        allowed_by(beside, ids_of("aabaab"), [])
+        allowed_by(other, ids_of("aabaab"), [])
     assert caught.value.args[1] != LEFT
     for place in (history, [*history, *ids_of("a")]):
         with pytest.raises(NoMask, match=re.escape(str(error))):
@@ -359,7 +373,9 @@ def test_limits_that_are_reached_spoil_no_other_text() -> None:
         with pytest.raises(NoMask):
             masks.reach(place, ids_of("a"))
     again, same_error = until_it_fails(grammars.masks(Grammar.regex(GROWING), 0))
-    assert again == history and str(same_error) == str(error) and len(history) > 9
+    assert again == history
+    assert str(same_error) == str(error)
+    assert len(history) > 9
 
 
 def test_a_limit_that_is_near_changes_no_text(llm: LLM) -> None:
@@ -414,9 +430,11 @@ def test_drafts_stay_in_the_grammar(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, strategy: str, options: dict[str, Any]
 ) -> None:
     """Whatever proposes, n-grams of the prompt among it, nothing that cannot come is verified."""
-    grammar, prompt = Grammar.regex("xabab(ab){0,9}[0-9]{9}"), "xabab! xabab! xabab! "
+    grammar = Grammar.regex("xabab(ab){0,9}[0-9]{9}")
+    prompt = "xabab! xabab! xabab! "
     masks = Grammars(tiny_tokenizer(), 260, lambda: {END}).masks(grammar, len(llm.encode(prompt)))
-    out, verified = [0], [0]
+    out = [0]
+    verified = [0]
 
     def accept(tree: DraftTree, logits: Any, history: list[int], *args: Any, **more: Any) -> Any:
         for node in range(1, len(tree)):
@@ -425,15 +443,16 @@ def test_drafts_stay_in_the_grammar(
             verified[0] += 1
         return accept_exact(tree, logits, history, *args, **more)
 
-    def forbidden(self: Candidates, *among: Any) -> set[int]:
-        out[0] += len(found := forbidden_nodes(self, *among))
-        return found
+    def forbidden(self: Candidates, *candidates: Any) -> set[int]:
+        out[0] += len(nodes := forbidden_nodes(self, *candidates))
+        return nodes
 
     forbidden_nodes = Candidates.forbidden
     monkeypatch.setattr(acceptance, "accept_exact", accept)
     monkeypatch.setattr(Candidates, "forbidden", forbidden)
     llm.generate(prompt, 60, strategy, options, replace(SEEDED, grammar=grammar))
-    assert out[0] > 3 and verified[0] > 3
+    assert out[0] > 3
+    assert verified[0] > 3
 
 
 def test_a_text_that_leaves_its_grammar_is_a_failure() -> None:
@@ -446,9 +465,10 @@ def test_a_text_that_leaves_its_grammar_is_a_failure() -> None:
 def test_response_formats_are_grammars(llm: LLM) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
     same_one = llm.generate("abc", 90, grammar=GRAMMARS["schema"], seed=2)
-    for given in (wanted, {"type": "json_schema", "schema": SCHEMA}, GRAMMARS["schema"]):
+    for response_format in (wanted, {"type": "json_schema", "schema": SCHEMA}, GRAMMARS["schema"]):
         assert (
-            llm.generate("abc", 90, response_format=given, seed=2).token_ids == same_one.token_ids
+            llm.generate("abc", 90, response_format=response_format, seed=2).token_ids
+            == same_one.token_ids
         )
     free = llm.generate("abc", 20, seed=2)
     assert (

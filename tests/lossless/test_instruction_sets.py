@@ -32,7 +32,8 @@ def written(kind: str, dtype: str) -> tuple[list[int], str]:
         : frozen.LENGTH
     ]
     out = llm.generate(prompt, NEW, sampling=frozen.SAMPLERS["paper"], ignore_eos=True)
-    target, cache = llm.target, llm.target.new_cache(400)
+    target = llm.target
+    cache = llm.target.new_cache(400)
     target.prefill(prompt, cache)
     nodes = torch.arange(20)
     positions = cache.length + torch.tensor([0, *([1] * 19)])
@@ -61,13 +62,15 @@ def test_a_run_begun_with_one_set_is_resumed_with_another(
 ) -> None:
     monkeypatch.setattr(targets, "_backends", {})
     assert Path(embedded).is_dir()
-    found = {}
+    models = {}
     for kind in KINDS:
         if not frozen.use(kind):
             pytest.skip("no C compiler here")
-        found[kind] = LLM("smollm2-135m", dtype="int8", device="cpu")
-    first, second = (found[kind] for kind in KINDS)
+        models[kind] = LLM("smollm2-135m", dtype="int8", device="cpu")
+    first, second = (models[kind] for kind in KINDS)
     assert first.target.backend.build != second.target.backend.build  # type: ignore[attr-defined]
-    whole = second.generate("Once upon a time", 40, ignore_eos=True)
+    uninterrupted = second.generate("Once upon a time", 40, ignore_eos=True)
     first.generate("Once upon a time", 15, ignore_eos=True, run_dir=tmp_path / "run")
-    assert resume(tmp_path / "run", max_new_tokens=40, llm=second).token_ids == whole.token_ids
+    assert (
+        resume(tmp_path / "run", max_new_tokens=40, llm=second).token_ids == uninterrupted.token_ids
+    )

@@ -36,12 +36,13 @@ def prompt(llm: LLM, name: str = "harbour") -> list[int]:
 )
 def test_strategies_write_plain_decodings_tokens(llm: LLM, sampler: str) -> None:
     """In the fast suite the runs of `test_frozen` stand for these."""
-    assert llm.dtype == "int8" and llm.resources.identity()["dtype"] == "int8"
-    given = prompt(llm), NEW
-    plain = llm.generate(*given, "autoregressive", sampling=SAMPLERS[sampler], ignore_eos=True)
+    assert llm.dtype == "int8"
+    assert llm.resources.identity()["dtype"] == "int8"
+    text = prompt(llm)
+    plain = llm.generate(text, NEW, "autoregressive", sampling=SAMPLERS[sampler], ignore_eos=True)
     accepted = 0
     for strategy, options in {**STRATEGIES, "auto": {}}.items():
-        out = llm.generate(*given, strategy, options, SAMPLERS[sampler], ignore_eos=True)
+        out = llm.generate(text, NEW, strategy, options, SAMPLERS[sampler], ignore_eos=True)
         assert out.token_ids == plain.token_ids, strategy
         accepted += out.metrics.steps < NEW
     assert accepted >= 2  # drafts are good for something
@@ -49,13 +50,14 @@ def test_strategies_write_plain_decodings_tokens(llm: LLM, sampler: str) -> None
 
 @pytest.mark.model
 def test_batches_and_resumed_runs_write_the_same(llm: LLM, tmp_path: Path) -> None:
-    texts, sampling = [prompt(llm), prompt(llm, "letters")[:90]], SAMPLERS["paper"]
+    texts = [prompt(llm), prompt(llm, "letters")[:90]]
+    sampling = SAMPLERS["paper"]
     alone = [
         llm.generate(text, 40, "autoregressive", sampling=sampling, ignore_eos=True).token_ids
         for text in texts
     ]
-    beside = llm.generate_many(texts, 40, sampling=sampling, ignore_eos=True, at_once=2)
-    assert [out.token_ids for out in beside] == alone
+    batched = llm.generate_many(texts, 40, sampling=sampling, ignore_eos=True, at_once=2)
+    assert [out.token_ids for out in batched] == alone
     half = llm.generate(texts[0], 17, sampling=sampling, ignore_eos=True, run_dir=tmp_path / "run")
     assert half.token_ids == alone[0][:17]
     assert resume(tmp_path / "run", max_new_tokens=40, llm=llm).token_ids == alone[0]
@@ -65,17 +67,18 @@ def test_batches_and_resumed_runs_write_the_same(llm: LLM, tmp_path: Path) -> No
 @pytest.mark.model
 def test_keys_in_int8_beside_floats(embedded: str) -> None:
     assert Path(embedded).is_dir()
-    found = {}
-    for kept in ("int8", "bfloat16"):
-        llm = LLM("smollm2-135m", dtype="float32", device="cpu", kv_cache_dtype=kept)
-        assert llm.resources.identity().get("kv_cache_dtype") == kept and llm.dtype == "float32"
+    bytes_by_type = {}
+    for key_type in ("int8", "bfloat16"):
+        llm = LLM("smollm2-135m", dtype="float32", device="cpu", kv_cache_dtype=key_type)
+        assert llm.resources.identity().get("kv_cache_dtype") == key_type
+        assert llm.dtype == "float32"
         plain, drafted = (
             llm.generate(prompt(llm), NEW, strategy, options, SAMPLERS["paper"], ignore_eos=True)
             for strategy, options in (("autoregressive", {}), ("magicdec", STRATEGIES["magicdec"]))
         )
         assert plain.token_ids == drafted.token_ids
-        found[kept] = llm.target.kv_bytes
-    assert found["int8"] * 256 == found["bfloat16"] * (
+        bytes_by_type[key_type] = llm.target.kv_bytes
+    assert bytes_by_type["int8"] * 256 == bytes_by_type["bfloat16"] * (
         128 + 12
     )  # numbers of 8 bits and three scales
 

@@ -37,10 +37,10 @@ def tree_of(*paths: list[int]) -> DraftTree:
 
 def first_token(step: dict[tuple[int, ...], float]) -> dict[int, float]:
     """The distribution of a step's first token alone."""
-    found: dict[int, float] = {}
+    law: dict[int, float] = {}
     for tokens, probability in step.items():
-        found[tokens[0]] = found.get(tokens[0], 0.0) + probability
-    return found
+        law[tokens[0]] = law.get(tokens[0], 0.0) + probability
+    return law
 
 
 TREES = [
@@ -56,23 +56,23 @@ TREES = [
 def test_the_exact_rule_has_the_target_law_without_sampling(tree: DraftTree) -> None:
     step = enumeration.exact_step(tree, after)
     assert sum(step.values()) == pytest.approx(1)
-    whole = enumeration.continued(step, after, 4)
+    law = enumeration.continued(step, after, 4)
     target = enumeration.joint_distribution(after, 4)
-    assert enumeration.variation(whole, target) < 1e-12
+    assert enumeration.variation(law, target) < 1e-12
 
 
 @pytest.mark.parametrize("tree", TREES[1:])
 def test_the_published_rule_has_another_law_without_sampling(tree: DraftTree) -> None:
     step = enumeration.published_step(tree, after)
     assert sum(step.values()) == pytest.approx(1)
-    whole = enumeration.continued(step, after, 4)
-    assert enumeration.variation(whole, enumeration.joint_distribution(after, 4)) > 0.02
+    law = enumeration.continued(step, after, 4)
+    assert enumeration.variation(law, enumeration.joint_distribution(after, 4)) > 0.02
 
 
 def test_the_published_rule_is_exact_on_a_chain() -> None:
     """One path has one draw per place: nothing to go wrong."""
-    whole = enumeration.continued(enumeration.published_step(tree_of([1, 2, 3]), after), after, 4)
-    assert enumeration.variation(whole, enumeration.joint_distribution(after, 4)) < 1e-12
+    law = enumeration.continued(enumeration.published_step(tree_of([1, 2, 3]), after), after, 4)
+    assert enumeration.variation(law, enumeration.joint_distribution(after, 4)) < 1e-12
 
 
 def published_steps(tree: DraftTree, seeds: int) -> list[tuple[int, ...]]:
@@ -122,15 +122,15 @@ def test_the_closed_form_of_three_equal_leaves() -> None:
     """p = 0.3 each: .2235 for the first and the last path, .21 for the middle one, and what is
     left."""
     tree = tree_of([0], [1], [2])
-    found = enumeration.published_step(tree, lambda tokens: [0.3, 0.3, 0.3, 0.1])
-    kept = {
-        token: sum(p for key, p in found.items() if len(key) == 2 and key[0] == token)
+    law = enumeration.published_step(tree, lambda tokens: [0.3, 0.3, 0.3, 0.1])
+    first_kept = {
+        token: sum(p for key, p in law.items() if len(key) == 2 and key[0] == token)
         for token in range(3)
     }
-    assert kept == pytest.approx({0: 0.2235, 1: 0.21, 2: 0.2235})
+    assert first_kept == pytest.approx({0: 0.2235, 1: 0.21, 2: 0.2235})
     # none matched (0.343): the first or the last path's own draw, which is not its leaf
     third = 0.343 * 3 / 7
-    assert [found[(token,)] for token in range(4)] == pytest.approx(
+    assert [law[(token,)] for token in range(4)] == pytest.approx(
         [third / 2, third, third / 2, 0.343 / 7]
     )
 
@@ -167,8 +167,8 @@ def test_first_token_of_m_leaves() -> None:
     """The bias in one number: m leaves below a token of probability p accept it with 1 -
     (1-p)^m."""
     tree = tree_of(*([1, a, b] for a, b in itertools.product(range(3), repeat=2)))
-    found = first_token(enumeration.published_step(tree, after))
-    assert found[1] == pytest.approx(1 - (1 - after(())[1]) ** 9)
+    law = first_token(enumeration.published_step(tree, after))
+    assert law[1] == pytest.approx(1 - (1 - after(())[1]) ** 9)
 
 
 # ---- the toy of every family ---------------------------------------------------------------------
@@ -180,10 +180,8 @@ def test_toy_runs_follow_the_enumerated_law(family: str) -> None:
     state = torch.random.get_rng_state()
     llm = toy.toy_llm(model)
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert (
-        llm.model.config.model_type == model.config.model_type
-        and llm.target.vocab_size == toy.VOCAB
-    )
+    assert llm.model.config.model_type == model.config.model_type
+    assert llm.target.vocab_size == toy.VOCAB
     params = toy.CASES["all"]
     exact = toy.toy_distribution(llm.model, params)
     plain = list(toy.outcomes(llm, "autoregressive", params, 100))

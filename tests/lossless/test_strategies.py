@@ -86,7 +86,8 @@ def test_tiny_models_of_every_family(family: str) -> None:
 @pytest.mark.parametrize("length", [1, 2, 25])
 def test_short_prompts(length: int) -> None:
     """Prompts without prefill, shorter than the sinks, and as long as the partial cache."""
-    llm, draft = llm_of("llama"), tiny_model("llama", seed=1)
+    llm = llm_of("llama")
+    draft = tiny_model("llama", seed=1)
     plain = llm.generate(PROMPT[:length], 40, "autoregressive", ignore_eos=True)
     for strategy, options in runs(draft):
         assert same(plain, llm.generate(PROMPT[:length], 40, strategy, options, ignore_eos=True)), (
@@ -130,7 +131,8 @@ def test_probability_candidates_are_right_less_often() -> None:
         ).metrics.mean_acceptance_length
         for candidates in ("coupled", "probability")
     ]
-    assert lengths[0] > 3.8 and lengths[1] < 0.75 * lengths[0], lengths
+    assert lengths[0] > 3.8, lengths
+    assert lengths[1] < 0.75 * lengths[0], lengths
 
 
 @pytest.mark.parametrize("strategy", ["medusa", "triforce", "magicdec"])
@@ -197,7 +199,9 @@ def test_the_streaming_window_moves_with_its_sinks() -> None:
     text = list(PROMPT)
     drafter.begin(text)
     cache = drafter.cache
-    assert cache is not None and cache.filled == drafter.slots == 24 and drafter.room == 3
+    assert cache is not None
+    assert cache.filled == drafter.slots == 24
+    assert drafter.room == 3
     shifts = set()
     for _ in range(40):
         text += chain(drafter, text, 3)[:2]
@@ -276,7 +280,9 @@ DEFAULT_SAMPLING = {"greedy": {"greedy": True, "repetition_penalty": 1.0}, "pape
 def test_default_model(embedded: str, sampling: str, seed: int) -> None:
     """In the fast suite the runs of `test_frozen` stand for these."""
     params = SamplingParams(seed=seed, **DEFAULT_SAMPLING[sampling])
-    llm, prompt, new = default_llm(), prompt_of("observatory", 1500), 150
+    llm = default_llm()
+    prompt = prompt_of("observatory", 1500)
+    new = 150
     plain = llm.generate(prompt, new, "autoregressive", sampling=params, ignore_eos=True)
     for strategy, options in DEFAULT_RUNS:
         got = llm.generate(prompt, new, strategy, options, params, ignore_eos=True)

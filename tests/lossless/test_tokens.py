@@ -73,7 +73,8 @@ def test_one_token_prompt_and_one_new_token() -> None:
         plain = llm.generate([7], length, "autoregressive", ignore_eos=True)
         for options in OPTIONS:
             got = llm.generate([7], length, "tokenswift", options, ignore_eos=True)
-            assert same(plain, got) and len(got.token_ids) == length
+            assert same(plain, got)
+            assert len(got.token_ids) == length
 
 
 def test_eos_ends_both_at_the_same_token() -> None:

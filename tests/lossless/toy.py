@@ -26,7 +26,8 @@ from tokenswift.speculation.heads.config import HeadsConfig
 from tokenswift.speculation.heads.modules import Heads
 
 BASELINE = "autoregressive"
-VOCAB, LENGTH = 6, 3
+VOCAB = 6
+LENGTH = 3
 PROMPT: Tokens = (0, 3, 1, 4, 0, 3, 1, 5, 0, 3)  # repeats itself, so that n-gram branches occur
 MEASURED = 32  # new tokens that the error of logits is measured over
 SPREAD = 1.5  # standard deviation of the toy's logits

@@ -20,7 +20,9 @@ def test_the_same_tokens_in_another_tensor(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         target, "_head_rows", lambda ids: (gathered.append(len(ids)), gather(ids))[1]
     )
-    frequent, hidden, size = torch.arange(20), torch.randn(2, 48), target.vocab_size
+    frequent = torch.arange(20)
+    hidden = torch.randn(2, 48)
+    size = target.vocab_size
     logits = [
         DraftVocabulary(target, size, frequent.clone(), prompt).project(target.norm(hidden))
         for prompt in ([40], [41, 42], [3])

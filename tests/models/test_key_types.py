@@ -54,23 +54,23 @@ def written(file: Path, factor: float) -> Path:
     return file
 
 
-def target_of(file: Path, kept: str) -> NativeTarget:
-    llm = LLM(file, device="cpu", dtype="int8", kv_cache_dtype=kept)
+def target_of(file: Path, key_type: str) -> NativeTarget:
+    llm = LLM(file, device="cpu", dtype="int8", kv_cache_dtype=key_type)
     assert isinstance(llm.target, NativeTarget)
     return llm.target
 
 
-def quality(file: Path, kept: str) -> Quality:
+def quality(file: Path, key_type: str) -> Quality:
     """Of int8 over texts that the model wrote in float32."""
     llm = LLM(file, device="cpu", dtype="float32")
     prompts = [[3, 4, first] for first in range(5, 9)]
     written = llm.generate_many(prompts, TOKENS, "autoregressive", ignore_eos=True)
     texts = [out.token_ids for out in written]
-    target = target_of(file, kept)
-    found = [judged(target, text, TOKENS - 50) for text in texts]
+    target = target_of(file, key_type)
+    judgements = [judged(target, text, TOKENS - 50) for text in texts]
     with target.computing(IN_FLOATS):
         reference = [judged(target, text, TOKENS - 50) for text in texts]
-    return compared(found, reference)
+    return compared(judgements, reference)
 
 
 def test_a_model_without_outliers_keeps_keys_in_int8(plain: Path) -> None:
@@ -89,18 +89,18 @@ def test_a_planted_outlier_fails_with_int8_keys(outlier: Path) -> None:
     assert surely_worse(quality(outlier, "int8"))
 
 
-@pytest.mark.parametrize("kept", ["auto", "int16"])
-def test_a_planted_outlier_passes_with_keys_of_16_bits(outlier: Path, kept: str) -> None:
-    assert not surely_worse(quality(outlier, kept))
+@pytest.mark.parametrize("key_type", ["auto", "int16"])
+def test_a_planted_outlier_passes_with_keys_of_16_bits(outlier: Path, key_type: str) -> None:
+    assert not surely_worse(quality(outlier, key_type))
 
 
-@pytest.mark.parametrize("kept", ["auto", "int8", "int16"])
-def test_a_model_without_outliers_passes(plain: Path, kept: str) -> None:
-    assert not surely_worse(quality(plain, kept))
+@pytest.mark.parametrize("key_type", ["auto", "int8", "int16"])
+def test_a_model_without_outliers_passes(plain: Path, key_type: str) -> None:
+    assert not surely_worse(quality(plain, key_type))
 
 
 def test_the_types_are_part_of_a_runs_identity(outlier: Path) -> None:
-    names = [target_of(outlier, kept).identity() for kept in ("auto", "int8", "int16")]
+    names = [target_of(outlier, key_type).identity() for key_type in ("auto", "int8", "int16")]
     assert [name.get("int16_keys") for name in names] == ["1", "none", "0,1"]
     assert all(name.get("dtype") == "int8" for name in names)
 
@@ -163,9 +163,9 @@ def test_the_error_is_that_of_rounded_keys() -> None:
 
 def test_the_audit_judges_int8_and_nothing_else(plain: Path) -> None:
     with LLM(plain, device="cpu") as llm:
-        found = int8_quality(llm, [[3, 4, 5]])
-    assert found is not None
-    assert found.tokens > 100
+        quality = int8_quality(llm, [[3, 4, 5]])
+    assert quality is not None
+    assert quality.tokens > 100
     with LLM(plain, device="cpu", dtype="bfloat16") as llm:
         assert int8_quality(llm, [[3, 4, 5]]) is None
 

@@ -74,8 +74,6 @@ def test_tokens_are_those_of_one_device(
     assert llm.resources.identity() == plain.resources.identity()
     assert llm.source.host.base.distance(plain.source.host.base) == 0
     if kind == "disk":
-        assert (
-            llm.target.layout is None
-            and "transformers' own forward" in llm.target.numerics()["how"]
-        )
+        assert llm.target.layout is None
+        assert "transformers' own forward" in str(llm.target.numerics()["how"])
         assert llm.model.model.layers[0].mlp.up_proj.weight.device.type == "meta"

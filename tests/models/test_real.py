@@ -32,16 +32,18 @@ def file() -> Path:
 
 def perplexity(llm: LLM, count: int = 1270) -> float:
     """Of the chapter, which has so many tokens, read in passes of 512 rows."""
-    ids, target = torch.tensor(llm.encode(CHAPTER.read_text(encoding="utf-8"))), llm.target
+    ids = torch.tensor(llm.encode(CHAPTER.read_text(encoding="utf-8")))
+    target = llm.target
     assert len(ids) == count
     assert isinstance(target, NativeTarget)
-    cache, found = target.new_cache(len(ids)), []
+    cache = target.new_cache(len(ids))
+    logits = []
     for start in range(0, len(ids), 512):
         rows = ids[start : start + 512]
         places = torch.arange(start, start + len(rows))
-        found.append(target.logits(target.forward(rows, places, cache, None).hidden))
+        logits.append(target.logits(target.forward(rows, places, cache, None).hidden))
         cache.commit(tuple(range(len(rows))))
-    return float(torch.nn.functional.cross_entropy(torch.cat(found)[:-1].double(), ids[1:]).exp())
+    return float(torch.nn.functional.cross_entropy(torch.cat(logits)[:-1].double(), ids[1:]).exp())
 
 
 @pytest.mark.slow
@@ -84,9 +86,9 @@ def test_int8_writes_as_well_as_float32(model: str) -> None:
     in_int8 = judged(target, ids, 1100)
     with target.computing(IN_FLOATS):
         in_floats = judged(target, ids, 1100)
-    found = compared([in_int8], [in_floats])
-    assert found.ratio - 2 * found.error <= ratio, str(found)
-    assert found.same_choice >= same, str(found)
+    quality = compared([in_int8], [in_floats])
+    assert quality.ratio - 2 * quality.error <= ratio, str(quality)
+    assert quality.same_choice >= same, str(quality)
 
 
 @pytest.mark.slow
@@ -94,8 +96,8 @@ def test_int8_writes_as_well_as_float32(model: str) -> None:
 def test_greedy_answers_part_from_float32_at_near_ties_alone(model: str) -> None:
     llm = LLM(str(fetched(model)), device="cpu")
     for question in QUESTIONS:
-        found = parting(llm, question, 120)
-        assert found.margin < 0.5, found
+        parted = parting(llm, question, 120)
+        assert parted.margin < 0.5, parted
 
 
 @pytest.mark.slow
@@ -113,7 +115,8 @@ def test_code_that_is_written_in_int8_compiles() -> None:
 def test_gemma_has_the_perplexity_that_llama_cpp_measures() -> None:
     """Of the same file, by llama-cpp-python 0.3; windows of 512 are crossed."""
     llm = LLM(str(fetched("gemma-3-270m-q4_k_m")), device="cpu")
-    assert llm.dtype == "int8" and abs(perplexity(llm, 1242) / 42.4366 - 1) < 5e-3
+    assert llm.dtype == "int8"
+    assert abs(perplexity(llm, 1242) / 42.4366 - 1) < 5e-3
 
 
 @pytest.mark.slow
@@ -126,5 +129,6 @@ def test_a_greedy_text_is_the_same_by_all_strategies(file: Path) -> None:
         )
         for strategy in ("autoregressive", "auto")
     )
-    assert plain.token_ids == auto.token_ids and len(plain.token_ids) == 200
+    assert plain.token_ids == auto.token_ids
+    assert len(plain.token_ids) == 200
     assert hashlib.sha256(plain.text.encode()).hexdigest()[:16] == "eea3bc6751116d12"

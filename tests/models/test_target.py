@@ -144,7 +144,8 @@ def test_kernels_that_are_asked_for_and_do_not_work(
     monkeypatch.setattr(targets, "_backends", {})
     monkeypatch.setenv("TOKENSWIFT_KERNELS", "torch")  # what "auto" means, and no more
     monkeypatch.setattr(check, "open_backend", lambda device: backend_on_cpu())
-    assert backend_for("cuda").name == "torch" and backend_for("cuda", "cuda").name == "cuda"
+    assert backend_for("cuda").name == "torch"
+    assert backend_for("cuda", "cuda").name == "cuda"
 
 
 @pytest.mark.parametrize("change", ["eps", "scale"])

@@ -40,7 +40,7 @@ HEADER = Header(0.0, "model", None, IDENTITY, [1, 5])
 SESSION = Session(0.0, 1, 9, "auto", {}, "report", False, {}, 1, {})
 
 
-def made(tmp_path: Path) -> tuple[Path, bytes]:
+def journal_file(tmp_path: Path) -> tuple[Path, bytes]:
     path = tmp_path / "journal"
     journal.create(path, RECORDS)
     return path, path.read_bytes()
@@ -50,19 +50,21 @@ def made(tmp_path: Path) -> tuple[Path, bytes]:
 def test_an_unfinished_record_of_every_length(tmp_path: Path, zeros: int) -> None:
     """However much of the last record is there: the records before it are whole, the rest is cut
     off."""
-    path, data = made(tmp_path)
+    path, data = journal_file(tmp_path)
     last = data.rindex(b"\n", 0, -1) + 1
     for end in range(last, len(data), 3):
         path.write_bytes(data[:end] + b"\0" * zeros)
         contents = journal.read(path)
-        assert contents.records == RECORDS[:2] and contents.good == last and contents.damaged == 0
+        assert contents.records == RECORDS[:2]
+        assert contents.good == last
+        assert contents.damaged == 0
     journal.Appender(path, contents).close()
     assert path.read_bytes() == data[:last]
 
 
 def test_a_flipped_byte_anywhere_is_damage(tmp_path: Path) -> None:
     """Every bit of every record counts, the last record's too; what is good before it is told."""
-    path, data = made(tmp_path)
+    path, data = journal_file(tmp_path)
     ends = [i + 1 for i, byte in enumerate(data) if byte == 10]
     for at in range(ends[0], len(data)):
         for bit in (0, 3, 7) if at % 7 else range(8):
@@ -70,22 +72,24 @@ def test_a_flipped_byte_anywhere_is_damage(tmp_path: Path) -> None:
             broken[at] ^= 1 << bit
             contents = journal.decode(bytes(broken))
             good = sum(end <= at for end in ends) - 1
-            assert contents.records == RECORDS[:good] and contents.good == ends[good], (at, bit)
+            assert contents.records == RECORDS[:good], (at, bit)
+            assert contents.good == ends[good], (at, bit)
             assert contents.damaged == len(data) - ends[good], (at, bit)
 
 
 def test_lost_and_exchanged_records_are_damage(tmp_path: Path) -> None:
-    _, data = made(tmp_path)
+    _, data = journal_file(tmp_path)
     lines = data.splitlines(keepends=True)
     for changed in ([0, 2, 3], [0, 2, 1, 3], [0, 1, 1, 2, 3], [0, 1, 3]):
         contents = journal.decode(b"".join(lines[i] for i in changed))
-        assert contents.damaged and contents.records == RECORDS[: 1 if changed[1] == 1 else 0]
+        assert contents.damaged
+        assert contents.records == RECORDS[: 1 if changed[1] == 1 else 0]
     for rest in (b"x" * 18, b"00000010 " + b"y" * 26):  # not the beginning of a record
         assert journal.decode(data + rest).damaged == len(rest)
 
 
 def test_other_versions_and_other_files(tmp_path: Path) -> None:
-    path, data = made(tmp_path)
+    path, data = journal_file(tmp_path)
     path.write_bytes(data.replace(b"journal 0.1\n", b"journal 2\n"))
     with pytest.raises(InputError, match=r"journal is of version 2; valid: version 0\.1$"):
         journal.read(path)
@@ -104,11 +108,12 @@ def test_other_versions_and_other_files(tmp_path: Path) -> None:
 
 def test_a_write_that_fails_leaves_the_journal_as_it_was(tmp_path: Path) -> None:
     """The disk is full in the middle of a record; later it takes a few bytes at a time."""
-    path, _ = made(tmp_path)
+    path, _ = journal_file(tmp_path)
     more = journal.Appender(path, journal.read(path))
     more.append({"kind": "d"})
     data = path.read_bytes()
-    real, room = FileIO.write, [20]
+    real = FileIO.write
+    room = [20]
 
     class Full(FileIO):
         def write(self, content: Any) -> int:
@@ -116,7 +121,8 @@ def test_a_write_that_fails_leaves_the_journal_as_it_was(tmp_path: Path) -> None
                 raise OSError(28, "No space left on device")
             return real(self, content[: room.pop()])
 
-    file, more._file = more._file, Full(os.dup(more._file.fileno()), "wb")
+    file = more._file
+    more._file = Full(os.dup(more._file.fileno()), "wb")
     with pytest.raises(OSError, match="No space left"):
         more.append({"kind": "d", "text": "x" * 100})
     assert path.read_bytes() == data
@@ -135,7 +141,8 @@ def test_whole_files_are_never_half_written(
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(5, "I/O error")))
     with pytest.raises(OSError, match="I/O error"):
         write_whole(path, b"new")
-    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_nothing_but_a_regular_file_of_one_name_is_opened(tmp_path: Path) -> None:
@@ -155,17 +162,16 @@ def test_nothing_but_a_regular_file_of_one_name_is_opened(tmp_path: Path) -> Non
 
 def tokens(ids: list[int], passes: int = 0, **more: Any) -> Tokens:
     """A record of tokens of one letter each, in one step."""
-    n, sources = (
-        len(ids),
-        sources_of(Step(tuple(ids), 3, 2, 1, 3, sources=("head",) * len(ids))),
-    )
+    n = len(ids)
+    sources = sources_of(Step(tuple(ids), 3, 2, 1, 3, sources=("head",) * len(ids)))
     return Tokens(
         ids, sources, [1] * n, "x" * n, [(n, 3, 2, 1, 3, 5)], {"draft": n}, passes, **more
     )
 
 
 def test_where_the_records_of_a_run_lead_to() -> None:
-    loop, end = Loop(0, 1, 5), End("eos", "tail")
+    loop = Loop(0, 1, 5)
+    end = End("eos", "tail")
     records = [tokens([7, 8], 1), replace(SESSION, pid=2), tokens([8, 9, 9], 4, loop=loop)]
     state = replay([HEADER, SESSION, *records])
     assert state == RunState(
@@ -195,9 +201,9 @@ def test_where_the_records_of_a_run_lead_to() -> None:
     wrong = [
         ("loop: ", tokens([1] * 5, loop=Loop(*one))) for one in ((-1, 1, 2), (1, 1, -1), (1, 1, 5))
     ]
-    for said, record in [("a second header", HEADER), *wrong]:
+    for reason, record in [("a second header", HEADER), *wrong]:
         with pytest.raises(
-            InputError, match=f"^x holds what no run writes .record 4, {said}.*; valid: a run"
+            InputError, match=f"^x holds what no run writes .record 4, {reason}.*; valid: a run"
         ):
             replay([HEADER, SESSION, SESSION, record], "x")
     for field, value in {
@@ -215,7 +221,7 @@ def test_where_the_records_of_a_run_lead_to() -> None:
 
 def test_what_decides_the_tokens_has_to_be_the_same() -> None:
     check_same("run", HEADER, replace(HEADER, made=1.0, name="other"))
-    for said, change, prompt in (
+    for difference, change, prompt in (
         ("dtype is 'bfloat16', was 'float32'", {"dtype": "bfloat16", "weights": "v"}, [1, 5]),
         (
             "seed is 4, was 3; top_p is 0.5, was 1.0",
@@ -228,14 +234,14 @@ def test_what_decides_the_tokens_has_to_be_the_same() -> None:
         with pytest.raises(InputError) as caught:
             check_same("f", HEADER, now)
         valid = "valid: what the run began with, or another folder"
-        assert str(caught.value) == f"run_dir f holds another run: {said}; {valid}"
+        assert str(caught.value) == f"run_dir f holds another run: {difference}; {valid}"
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_bytes_never_pass(tmp_path: Path, seed: int) -> None:
     """Bytes that are changed, moved, doubled or left out: a beginning of the records, or a line."""
     chance = random.Random(seed)
-    _, data = made(tmp_path)
+    _, data = journal_file(tmp_path)
     for _ in range(200):
         start, end = sorted(chance.sample(range(len(data)), 2))
         piece = chance.choice(

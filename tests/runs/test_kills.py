@@ -28,7 +28,8 @@ write(*sys.argv[1:3], int(sys.argv[3]), run_dir=sys.argv[4], on_step=told)
 
 
 def write(model: str, dtype: str, tokens: int, **how: object) -> list[int]:
-    prompt, sampling = "The lamp at Sallow Point had gone out, and", SamplingParams(seed=7)
+    prompt = "The lamp at Sallow Point had gone out, and"
+    sampling = SamplingParams(seed=7)
     with LLM(model, dtype=dtype, device="cpu", threads=1) as llm:
         call: dict = {"sampling": sampling, "ignore_eos": True, **how}
         return llm.generate(prompt, tokens, **call).token_ids
@@ -47,23 +48,23 @@ def check(model: str, dtype: str, folder: Path, tokens: int, kills: int, pause: 
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             most = 2 * (tokens - before) // (kills - len(places) + 1)
-            told = [
+            lines = [
                 line
                 for _, line in zip(range(chance.randint(1, most)), process.stdout, strict=False)
             ]
             process.kill()
             killed = time.monotonic()
-        steps = [line.split() for line in told]
+        steps = [line.split() for line in lines]
         old = sum(int(n) for n, when in steps if float(when) < killed - SYNC_SECONDS - SLACK)
         places.append(kept_in(folder))
         assert places[-1] >= before + old, (before, places, old)
-    found = write(model, dtype, tokens, run_dir=folder)
-    assert (
-        found == write(model, dtype, tokens) and sum(0 < at < tokens for at in places) >= kills // 3
-    ), places
+    text = write(model, dtype, tokens, run_dir=folder)
+    assert text == write(model, dtype, tokens), places
+    assert sum(0 < at < tokens for at in places) >= kills // 3, places
     state = folders.load(folder)[1]
     assert (folder / "text.txt").read_bytes().decode() == state.text + state.tail
-    assert len(state.sources) == len(state.chars) == tokens and state.end is not None
+    assert len(state.sources) == len(state.chars) == tokens
+    assert state.end is not None
 
 
 @pytest.mark.slow

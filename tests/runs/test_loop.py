@@ -26,21 +26,22 @@ def noise(count: int, seed: int = 0) -> list[int]:
 
 def alarms(tokens: list[int]) -> list[tuple[int, Loop]]:
     guard = LoopGuard()
-    found = []
+    loops = []
     for at, token in enumerate(tokens):
         if guard.push(token):
             assert guard.loop is not None
-            found.append((at, guard.loop))
-    return found
+            loops.append((at, guard.loop))
+    return loops
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 53, 160, 512])
 def test_a_loop_is_found_with_its_start(size: int) -> None:
     """After 160 tokens, or three copies of a long pattern, and not before."""
-    before, pattern = noise(3000, 1), [20_000 + i for i in range(size)]
-    found = alarms(before + pattern * (1600 // size + 3))
-    assert len(found) == 1
-    at, loop = found[0]
+    before = noise(3000, 1)
+    pattern = [20_000 + i for i in range(size)]
+    loops = alarms(before + pattern * (1600 // size + 3))
+    assert len(loops) == 1
+    at, loop = loops[0]
     assert at == 3000 + max(160, 3 * size) - 1
     assert loop == Loop(3000, size, max(160, 3 * size))
 
@@ -68,7 +69,8 @@ def looping() -> LLM:
 def test_stopping_is_the_same_whatever_drafts(looping: LLM) -> None:
     call: dict[str, Any] = {"sampling": PLAIN, "ignore_eos": True}
     long = looping.generate("hello", 220, **call, strategy="autoregressive")
-    assert long.finish_reason == "length" and long.metrics.loop is not None  # reported, not stopped
+    assert long.finish_reason == "length"  # reported, not stopped
+    assert long.metrics.loop is not None
     stopped = [
         looping.generate(
             "hello", 220, **call, on_loop="stop", strategy=strategy, strategy_options=options
@@ -82,7 +84,8 @@ def test_stopping_is_the_same_whatever_drafts(looping: LLM) -> None:
     assert {out.finish_reason for out in stopped} == {"loop"}
     assert len({tuple(out.token_ids) for out in stopped}) == 1
     loop = stopped[0].metrics.loop
-    assert loop is not None and len(stopped[0].token_ids) == loop.start + loop.span < 220
+    assert loop is not None
+    assert len(stopped[0].token_ids) == loop.start + loop.span < 220
     assert long.token_ids[: len(stopped[0].token_ids)] == stopped[0].token_ids
 
 
@@ -95,10 +98,8 @@ def test_a_stopped_run_stays_stopped_and_may_go_on(looping: LLM, tmp_path: Path)
     assert (again.token_ids, again.metrics.loop) == (first.token_ids, first.metrics.loop)
     assert again.finish_reason == "loop"
     on = tokenswift.resume(tmp_path / "run", llm=looping, on_loop="report")
-    assert (
-        on.finish_reason == "length"
-        and on.token_ids == looping.generate("hello", 220, **call).token_ids
-    )
+    assert on.finish_reason == "length"
+    assert on.token_ids == looping.generate("hello", 220, **call).token_ids
     assert on.metrics.loop == first.metrics.loop
 
 

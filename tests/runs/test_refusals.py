@@ -60,8 +60,10 @@ def test_changed_settings(llm: LLM, tmp_path: Path, change: dict[str, Any], name
     call = {"prompt": "hello", **CALL, **change}
     with pytest.raises(InputError) as caught:
         llm.generate(**call, run_dir=folder)
-    assert named in str(caught.value) and "\n" not in str(caught.value)
-    assert (folder / "journal").read_bytes() == before and not is_locked(folder)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert (folder / "journal").read_bytes() == before
+    assert not is_locked(folder)
 
 
 def test_a_run_whose_journal_could_not_be_read_is_not_begun(llm: LLM, tmp_path: Path) -> None:
@@ -120,7 +122,8 @@ def test_a_full_disk(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     text."""
     folder = tmp_path / "run"
     monkeypatch.setattr(folders, "SYNC_TOKENS", 4)
-    real, left = journal.Appender.append, [room]
+    real = journal.Appender.append
+    left = [room]
 
     def full(self: journal.Appender, *records: Any) -> None:
         left[0] -= 1
@@ -134,9 +137,9 @@ def test_a_full_disk(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             RunError, match=r"failed .No space left on device.; \d+ tokens are kept in"
         ) as caught:
             llm.generate("hello", **CALL, run_dir=folder)
-    kept = journal_tokens(folder)
+    count = journal_tokens(folder)
     assert (
-        f"; {kept} tokens are kept in {folder}; continue with: tokenswift resume {folder}"
+        f"; {count} tokens are kept in {folder}; continue with: tokenswift resume {folder}"
         in str(caught.value)
     )
     assert not is_locked(folder)

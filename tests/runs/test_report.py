@@ -28,7 +28,8 @@ def test_states_and_figures(tmp_path: Path) -> None:
     rows = [cells(row) for row in summaries(tmp_path)]
     states = ["interrupted", "finished (length)", "damaged at byte", "unreadable: "]
     assert all(row["state"].startswith(state) for row, state in zip(rows, states, strict=True))
-    assert [row["tokens"] for row in rows[:3]] == ["12", "90", "12"] and rows[1]["sessions"] == "2"
+    assert [row["tokens"] for row in rows[:3]] == ["12", "90", "12"]
+    assert rows[1]["sessions"] == "2"
     with llm.stream("hello", **CALL, run_dir=tmp_path / "a") as stream:
         next(stream)
         assert summaries(tmp_path / "a")[0]["state"] == "running"

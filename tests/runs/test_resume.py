@@ -41,22 +41,25 @@ def test_the_uninterrupted_text(strategy: str, dtype: torch.dtype, tmp_path: Pat
     with pytest.raises(Stop):
         tokenswift.resume(folder, llm=llm, on_step=after(9))
     assert texts(folder) == {}
-    found = tokenswift.resume(folder, llm=llm)
-    whole = llm.generate("hello", **CALL, **how)
-    assert found.token_ids == whole.token_ids and found.text == whole.text
-    assert (found.finish_reason, found.prompt_tokens) == ("length", whole.prompt_tokens)
-    assert found.metrics.distinct == whole.metrics.distinct
-    assert found.metrics.mean_acceptance_length == len(whole.token_ids) / found.metrics.steps
-    assert texts(folder) == {"text.txt": whole.text}
-    again, nothing = tokenswift.resume(folder, llm=llm), replace(found.metrics, seconds=0)
-    assert replace(again, metrics=nothing) == replace(found, metrics=nothing)  # nothing to do
-    assert again.metrics.steps == found.metrics.steps
+    resumed = tokenswift.resume(folder, llm=llm)
+    expected = llm.generate("hello", **CALL, **how)
+    assert resumed.token_ids == expected.token_ids
+    assert resumed.text == expected.text
+    assert (resumed.finish_reason, resumed.prompt_tokens) == ("length", expected.prompt_tokens)
+    assert resumed.metrics.distinct == expected.metrics.distinct
+    assert resumed.metrics.mean_acceptance_length == len(expected.token_ids) / resumed.metrics.steps
+    assert texts(folder) == {"text.txt": expected.text}
+    again = tokenswift.resume(folder, llm=llm)
+    nothing = replace(resumed.metrics, seconds=0)
+    assert replace(again, metrics=nothing) == replace(resumed, metrics=nothing)  # nothing to do
+    assert again.metrics.steps == resumed.metrics.steps
     longer = tokenswift.resume(folder, max_new_tokens=130, llm=llm)
     assert (
         longer.token_ids
         == llm.generate("hello", **{**CALL, "max_new_tokens": 130}, **how).token_ids
     )
-    assert texts(folder) == {"text.txt": longer.text} and len(longer.token_ids) == 130
+    assert texts(folder) == {"text.txt": longer.text}
+    assert len(longer.token_ids) == 130
     assert not is_locked(folder)
 
 
@@ -66,10 +69,10 @@ def test_another_strategy_may_go_on(llm: LLM, tmp_path: Path) -> None:
     begin(llm, tmp_path / "run", 10, strategy="autoregressive")
     steps: list[Step] = []
     call: dict[str, Any] = {**CALL, "strategy": "magicdec", "run_dir": tmp_path / "run"}
-    found = llm.generate("hello", **call, on_step=steps.append)
-    assert found.token_ids == llm.generate("hello", **CALL).token_ids
+    resumed = llm.generate("hello", **call, on_step=steps.append)
+    assert resumed.token_ids == llm.generate("hello", **CALL).token_ids
     assert sum(len(step.token_ids) for step in steps) == 80
-    assert found.text.endswith("".join(step.text for step in steps))
+    assert resumed.text.endswith("".join(step.text for step in steps))
 
 
 def test_options_of_numpy_are_kept_as_numbers(llm: LLM, tmp_path: Path) -> None:
@@ -90,21 +93,26 @@ def test_a_stop_string_across_the_interruption(llm: LLM, tmp_path: Path, cut: in
     stop = next(
         one for i, one in enumerate(pieces, 20) if one.isascii() and plain.text.find(one) == i
     )
-    whole = llm.generate("hello", **CALL, stop=(stop,))
-    assert whole.finish_reason == "stop" and whole.text == plain.text[: plain.text.find(stop)]
+    expected = llm.generate("hello", **CALL, stop=(stop,))
+    assert expected.finish_reason == "stop"
+    assert expected.text == plain.text[: plain.text.find(stop)]
     begin(
-        llm, tmp_path / "run", len(whole.token_ids) - cut, strategy="autoregressive", stop=(stop,)
+        llm,
+        tmp_path / "run",
+        len(expected.token_ids) - cut,
+        strategy="autoregressive",
+        stop=(stop,),
     )
-    found = tokenswift.resume(tmp_path / "run", llm=llm)
-    assert (found.token_ids, found.text, found.finish_reason) == (
-        whole.token_ids,
-        whole.text,
+    resumed = tokenswift.resume(tmp_path / "run", llm=llm)
+    assert (resumed.token_ids, resumed.text, resumed.finish_reason) == (
+        expected.token_ids,
+        expected.text,
         "stop",
     )
-    assert texts(tmp_path / "run") == {"text.txt": whole.text}
+    assert texts(tmp_path / "run") == {"text.txt": expected.text}
     assert (
         tokenswift.resume(tmp_path / "run", max_new_tokens=120, llm=llm).token_ids
-        == whole.token_ids
+        == expected.token_ids
     )
 
 
@@ -120,16 +128,16 @@ def test_killed_before_the_text_was_written(llm: LLM, tmp_path: Path, reason: st
         model.generation_config.eos_token_id = plain.token_ids[40]
         llm = LLM.from_model(model, tiny_tokenizer())
         call["ignore_eos"] = False
-    whole = llm.generate("hello", **call, run_dir=tmp_path / "run")
-    assert whole.finish_reason == reason
+    expected = llm.generate("hello", **call, run_dir=tmp_path / "run")
+    assert expected.finish_reason == reason
     (tmp_path / "run" / "text.txt").unlink()
-    found = tokenswift.resume(tmp_path / "run", llm=llm)
-    assert (found.token_ids, found.text, found.finish_reason) == (
-        whole.token_ids,
-        whole.text,
+    resumed = tokenswift.resume(tmp_path / "run", llm=llm)
+    assert (resumed.token_ids, resumed.text, resumed.finish_reason) == (
+        expected.token_ids,
+        expected.text,
         reason,
     )
-    assert texts(tmp_path / "run") == {"text.txt": whole.text}
+    assert texts(tmp_path / "run") == {"text.txt": expected.text}
 
 
 def test_an_end_without_new_tokens(llm: LLM, tmp_path: Path) -> None:
@@ -138,8 +146,10 @@ def test_an_end_without_new_tokens(llm: LLM, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     begin(llm, folder, 30, strategy="autoregressive")
     tokenswift.resume(folder, max_new_tokens=30, llm=llm)
-    end, short = folders.load(folder)[1].end, texts(folder)["text.txt"]
-    assert end is not None and end.reason == "length"
+    end = folders.load(folder)[1].end
+    short = texts(folder)["text.txt"]
+    assert end is not None
+    assert end.reason == "length"
     longer = tokenswift.resume(folder, max_new_tokens=90, llm=llm)
     (folder / "text.txt").write_bytes(short.encode())
     assert tokenswift.resume(folder, llm=llm).text == longer.text
@@ -178,7 +188,8 @@ def test_damage_is_refused_and_what_is_good_said(llm: LLM, tmp_path: Path) -> No
         InputError, match="journal is damaged at byte .*; the 24 tokens before"
     ) as caught:
         tokenswift.resume(folder, llm=llm)
-    assert (folder / "journal").read_bytes() == data and 24 < len(state.tokens)
+    assert (folder / "journal").read_bytes() == data
+    assert 24 < len(state.tokens)
     command = str(caught.value).rpartition("(")[2].rstrip(")")
     subprocess.run(command.split(), check=True)
     assert tokenswift.resume(folder, llm=llm).token_ids == llm.generate("hello", **CALL).token_ids
@@ -213,7 +224,8 @@ def test_unequal_bits_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture,
     assert [r.getMessage().count("may differ") for r in caplog.records] == [1]
     begin(llm, tmp_path / "equal", 20)
     tokenswift.resume(tmp_path / "equal", llm=llm)
-    assert len(caplog.records) == 1 and llm.target.numerics()["equal_bits"]
+    assert len(caplog.records) == 1
+    assert llm.target.numerics()["equal_bits"]
 
 
 def test_a_signal_before_the_journals_thread_starts(
@@ -250,11 +262,14 @@ def test_a_chat_whose_template_writes_the_date(llm: LLM, tmp_path: Path) -> None
 
     short = go_on(ask, max_new_tokens=20)
     prompt = folders.load(tmp_path / "run")[1].header.prompt
-    whole = dated.generate(prompt, **CALL).token_ids
-    assert go_on(ask) == whole and whole[:20] == short
+    expected = dated.generate(prompt, **CALL).token_ids
+    assert go_on(ask) == expected
+    assert expected[:20] == short
     with pytest.raises(InputError, match="holds another run: prompt differs"):
         go_on([{"role": "user", "content": "hallo"}])
-    assert tokenswift.resume(tmp_path / "run", max_new_tokens=95, llm=dated).token_ids[:90] == whole
+    assert (
+        tokenswift.resume(tmp_path / "run", max_new_tokens=95, llm=dated).token_ids[:90] == expected
+    )
 
 
 def test_figures_are_the_whole_runs(llm: LLM, tmp_path: Path) -> None:
@@ -262,12 +277,12 @@ def test_figures_are_the_whole_runs(llm: LLM, tmp_path: Path) -> None:
     for _ in range(2):
         begin(llm, tmp_path / "run", 20, strategy="autoregressive")
     done = tokenswift.resume(tmp_path / "run", llm=llm)
-    whole = llm.generate("hello", **CALL, strategy="autoregressive")
-    assert done.metrics.steps == whole.metrics.steps == CALL["max_new_tokens"]
+    expected = llm.generate("hello", **CALL, strategy="autoregressive")
+    assert done.metrics.steps == expected.metrics.steps == CALL["max_new_tokens"]
     assert done.metrics.mean_acceptance_length == 1.0
-    assert done.metrics.distinct == whole.metrics.distinct
-    assert done.token_sources == whole.token_sources
-    assert done.prompt_tokens == whole.prompt_tokens
+    assert done.metrics.distinct == expected.metrics.distinct
+    assert done.token_sources == expected.token_sources
+    assert done.prompt_tokens == expected.prompt_tokens
 
 
 def test_a_run_of_the_papers_method_stays_one(llm: LLM, tmp_path: Path) -> None:

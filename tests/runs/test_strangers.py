@@ -54,15 +54,15 @@ def rewritten(folder: Path, change: Callable[[Records], object]) -> None:
 
 def everything(place: Path) -> dict[str, tuple[int, bytes]]:
     """Kind and content of all that is below a folder."""
-    found = {}
+    contents = {}
     for path in sorted(place.rglob("*")):
         mode = path.lstat().st_mode
         data = os.readlink(path).encode() if stat.S_ISLNK(mode) else b""
-        found[str(path.relative_to(place))] = (
+        contents[str(path.relative_to(place))] = (
             mode,
             path.read_bytes() if stat.S_ISREG(mode) else data,
         )
-    return found
+    return contents
 
 
 def uses(folder: Path, llm: LLM) -> list[Callable[[], object]]:
@@ -127,7 +127,8 @@ def test_a_folder_that_holds_other_files_is_not_filled(
     with pytest.raises(InputError, match=line):
         llm.generate("hello", **CALL, run_dir=place)
     assert main(["generate", "hello", "--run-dir", str(place)]) == 2
-    assert "error: --run-dir is '" in capsys.readouterr().err and everything(tmp_path) == before
+    assert "error: --run-dir is '" in capsys.readouterr().err
+    assert everything(tmp_path) == before
     (place / "chapter 1.tex").unlink()
     (place / "journal.17ab34cd.part").write_text(
         "of a process that died before there was a journal"
@@ -185,7 +186,8 @@ def test_fields_are_checked(llm: LLM, stranger: Path, place: str, value: Any, li
 def test_settings_that_are_left_out(stranger: Path) -> None:
     """They are as usual, in lists as well."""
     rewritten(stranger, put("0.identity.sampling", {}))
-    assert main(["runs", str(stranger)]) == 0 and summary_of(stranger).get("seed") == 0
+    assert main(["runs", str(stranger)]) == 0
+    assert summary_of(stranger).get("seed") == 0
 
 
 def test_what_is_loaded_is_told_first(stranger: Path, capsys: Any) -> None:
@@ -212,14 +214,17 @@ def test_ids_outside_the_vocabulary(llm: LLM, stranger: Path) -> None:
 
 def test_the_text_command(llm: LLM, tmp_path: Path, capsys: Any) -> None:
     """The text so far, and the whole text."""
-    folder, whole = tmp_path / "run", llm.generate("hello", **CALL).text
+    folder = tmp_path / "run"
+    complete = llm.generate("hello", **CALL).text
     begin(llm, folder, 30, strategy="autoregressive")
     assert main(["runs", str(folder), "--text"]) == 0
     so_far = capsys.readouterr().out
-    assert so_far and whole.startswith(so_far) and so_far != whole
+    assert so_far
+    assert complete.startswith(so_far)
+    assert so_far != complete
     tokenswift.resume(folder, llm=llm)
     assert main(["runs", str(folder), "--text", "-", "--quiet"]) == 0
-    assert capsys.readouterr() == (whole, "")
+    assert capsys.readouterr() == (complete, "")
     assert main(["runs", str(folder), "--text", str(tmp_path / "all.txt")]) == 0
-    assert (tmp_path / "all.txt").read_bytes().decode() == whole
+    assert (tmp_path / "all.txt").read_bytes().decode() == complete
     assert main(["runs", str(folder), "--text", "/dev/full"]) == 1

@@ -81,17 +81,25 @@ def parse_prompt_record(record: object, name: str) -> PromptRecord:
     name = str(record.get("id", name))
     if not NAME.fullmatch(name):
         raise InputError(f"id is {shown(name)}; valid: up to 100 letters, digits, dots, - and _")
-    prompt = record.get("prompt", record.get("messages"))
-    if "prompt" in record and not (isinstance(prompt, str) and prompt):
-        raise InputError(f"prompt is {shown(prompt)}; valid: text of at least one character")
-    if "messages" in record and not is_chat(prompt):
-        raise InputError(
-            f"messages is {shown(prompt)}; valid: a list of objects with role and content"
-        )
     arguments = {key: record[key] for key in ARGUMENTS if key in record}
-    parsed = PromptRecord(name, prompt, arguments)
+    parsed = PromptRecord(name, _prompt_of(record), arguments)
     parsed.request({}, SamplingParams(), None)  # checks the arguments
     return parsed
+
+
+def _prompt_of(record: Mapping[str, object]) -> Prompt:
+    """The text or the messages of a record that has one of the two."""
+    if "prompt" in record:
+        text = record["prompt"]
+        if isinstance(text, str) and text:
+            return text
+        raise InputError(f"prompt is {shown(text)}; valid: text of at least one character")
+    messages = record["messages"]
+    if is_chat(messages):
+        return messages
+    raise InputError(
+        f"messages is {shown(messages)}; valid: a list of objects with role and content"
+    )
 
 
 def record_of(llm: LLM, result: Generation, request: Request) -> dict[str, object]:

@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from tokenswift.config.loading import LoadConfig
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.base import Backend
+from tokenswift.kernels.weights import Packed
 from tokenswift.kv.cache import FullCache, KVCache, Tail, tail_room
 from tokenswift.kv.passes import FeatureStore, Pass, Segment
 from tokenswift.kv.sparse import OBSERVED
@@ -33,12 +34,23 @@ class ComputeIdentity(TypedDict, total=False):
     int16_keys: str
 
 
+#: rows of an LM head, packed for drafting by the target that they are of
+HeadRows: TypeAlias = Packed | Tensor
+
+
+class CachedRows(NamedTuple):
+    """Rows of an LM head and the tokens that they are of."""
+
+    ids: Tensor
+    rows: HeadRows
+
+
 class BaseTarget(ABC):
     """A model ready for prefill and tree passes: what native decoders and transformers' own models
     share.
 
     Args:
-        config: the transformers config.
+        config: the config: transformers', whose fields go by the family, or a `Layout`.
         head: the LM head's weight, (V, D), or a stand-in with its sizes, type and device.
         rotary: the rotary position embedding.
         backend: the backend that computes.
@@ -69,14 +81,16 @@ class BaseTarget(ABC):
     padding: Tensor | None = None
 
     def __init__(self, config: Any, head: Tensor, rotary: Rotary, backend: Backend) -> None:
-        self.config, self.rotary, self.backend = config, rotary, backend
-        self.device, self.dtype = head.device, head.dtype
+        self.config = config
+        self.rotary = rotary
+        self.backend = backend
+        self.device = head.device
+        self.dtype = head.dtype
         self.kv_dtype = head.dtype
         self.vocab_size, self.hidden_size = head.shape
         self.layers: int = config.num_hidden_layers
-        self.kv_heads: int = (
-            getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        )
+        kv_heads: int | None = getattr(config, "num_key_value_heads", None)
+        self.kv_heads = kv_heads or config.num_attention_heads
         self.head_dim = head_width(config)
         self.weight_bytes = 0
         self.held_bytes = 0
@@ -84,7 +98,7 @@ class BaseTarget(ABC):
         self.windows: list[int | None] = [None] * self.layers
         self.wide_keys: tuple[bool, ...] = (False,) * self.layers
         self._count_entries()
-        self._rows: tuple[Tensor, Any] | None = None
+        self._cached_rows: CachedRows | None = None
 
     def bytes_read(self, rows: float) -> float:
         """Bytes of weights that a pass over so many rows is expected to read: of a mixture of
@@ -124,7 +138,7 @@ class BaseTarget(ABC):
 
         Returns the pass over the last chunk. At the end of a prompt, that chunk is its last
         `OBSERVED` tokens, or all of fewer: their queries are kept, which take more memory than
-            keys.
+        keys.
 
         Args:
             on_progress: called with the stage "prompt" and tokens, before the first chunk and after
@@ -137,17 +151,18 @@ class BaseTarget(ABC):
         """
         if not tokens:
             raise ValueError("nothing to prefill")
-        report, length = on_progress or (lambda *_: None), len(tokens)
-        kept = (
-            max(0, length - OBSERVED) if is_last else length
-        )  # the first token whose queries are kept
+        report = on_progress or (lambda *_: None)
+        length = len(tokens)
+        observed_start = max(0, length - OBSERVED) if is_last else length
         report("prompt", 0, length)
-        for start, end in pairwise([*range(0, kept, self.prefill_chunk), kept, length]):
+        borders = [*range(0, observed_start, self.prefill_chunk), observed_start, length]
+        for start, end in pairwise(borders):
             if start == end:
                 continue
             rows = torch.tensor(tokens[start:end])
             positions = torch.arange(cache.length, cache.length + len(rows))
-            result = self._run([Segment(rows, positions, cache)], keep_queries=start == kept)[0]
+            segment = Segment(rows, positions, cache)
+            result = self._run([segment], keep_queries=start == observed_start)[0]
             if features is not None and result.features is not None:
                 features.take(cache.length, result.features)
             cache.commit(tuple(range(len(rows))))
@@ -160,7 +175,7 @@ class BaseTarget(ABC):
         return self.project(self.norm(hidden))
 
     @torch.inference_mode()
-    def project(self, normed: Tensor, rows: Any = None) -> Tensor:
+    def project(self, normed: Tensor, rows: HeadRows | None = None) -> Tensor:
         """The LM head alone: (n, D) → (n, V) float32, -inf for :attr:`padding`; with ``rows`` (see
         :meth:`head_rows`) → (n, m)."""
         logits = self._project(normed, rows)
@@ -176,17 +191,16 @@ class BaseTarget(ABC):
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings: (n,) → (n, D)."""
 
-    def head_rows(self, ids: Tensor) -> Any:
+    def head_rows(self, ids: Tensor) -> HeadRows:
         """The LM head's rows of some tokens, packed for :meth:`project`: a smaller head for
         drafting. The largest set so far is cached."""
-        kept = self._rows
-        if kept is not None and torch.equal(kept[0], ids):
-            return kept[1]
+        cached = self._cached_rows
+        if cached is not None and torch.equal(cached.ids, ids):
+            return cached.rows
         rows = self._head_rows(ids)
-        if kept is None or len(ids) >= len(
-            kept[0]
-        ):  # the frequent tokens, rather than those of a prompt
-            self._rows = (ids, rows)
+        # the frequent tokens, rather than those of a prompt
+        if cached is None or len(ids) >= len(cached.ids):
+            self._cached_rows = CachedRows(ids, rows)
         return rows
 
     @abstractmethod
@@ -195,11 +209,11 @@ class BaseTarget(ABC):
         be kept."""
 
     @abstractmethod
-    def _project(self, normed: Tensor, rows: Any) -> Tensor:
+    def _project(self, normed: Tensor, rows: HeadRows | None) -> Tensor:
         """The LM head's product."""
 
     @abstractmethod
-    def _head_rows(self, ids: Tensor) -> Any:
+    def _head_rows(self, ids: Tensor) -> HeadRows:
         """Rows of the LM head, packed for drafting."""
 
     # ---- caches, and the choice rule -------------------------------------------------------------
@@ -209,10 +223,10 @@ class BaseTarget(ABC):
         ranker = self.backend.ranker(params)
         return Sampler(params, self.vocab_size, self.device, ranker, self.backend.on_host, rules)
 
-    def new_cache(self, capacity: int, whole: bool = False) -> FullCache:
+    def new_cache(self, capacity: int, keep_all: bool = False) -> FullCache:
         """An empty full cache for ``capacity`` tokens, scratch rows included. Layers with sliding
-        windows keep their newest entries alone, in the cache's tail, unless ``whole``."""
-        keeps = whole or self.layout is None or not self.backend.on_host
+        windows keep their newest entries alone, in the cache's tail, unless ``keep_all``."""
+        keeps = keep_all or self.layout is None or not self.backend.on_host
         windowed = 0 if keeps else self.layers - self.windows.count(None)  # layers in the tail
         if not windowed:
             return self._new_cache(capacity, self.wide_keys)
@@ -225,17 +239,24 @@ class BaseTarget(ABC):
 
     def _new_cache(self, capacity: int, wide_keys: Sequence[bool]) -> FullCache:
         """An empty cache for some of the layers."""
-        sizes = (len(wide_keys), self.kv_heads, self.head_dim, capacity)
-        return self.backend.new_cache(*sizes, self.kv_dtype, wide_keys)
+        return self.backend.new_cache(
+            layers=len(wide_keys),
+            kv_heads=self.kv_heads,
+            width=self.head_dim,
+            capacity=capacity,
+            dtype=self.kv_dtype,
+            wide_keys=wide_keys,
+        )
 
     def cache_bytes(self, tokens: int) -> int:
         """Bytes of the keys and values of so many tokens."""
         return tokens * self.kv_bytes + tail_room(self.windows, tokens) * self.tail_bytes
 
     def _count_entries(self) -> None:
-        made, page = self.new_cache(16), 16
-        self.kv_bytes = made.data.nbytes // page
-        self.tail_bytes = made.nbytes // page - self.kv_bytes
+        page = 16
+        cache = self.new_cache(page)
+        self.kv_bytes = cache.data.nbytes // page
+        self.tail_bytes = cache.nbytes // page - self.kv_bytes
 
     def check_room(self, tokens: int) -> None:
         """Check that the model has positions for so many tokens.
@@ -247,8 +268,7 @@ class BaseTarget(ABC):
         if limit is not None and tokens > limit:
             raise InputError(
                 f"prompt and new tokens are {tokens} tokens; valid: up to the model's {limit} "
-                f"positions, "
-                f"or more with rope_scaling yarn"
+                "positions, or more with rope_scaling yarn"
             )
 
     # ---- types, bits and other properties --------------------------------------------------------
@@ -302,19 +322,22 @@ class BaseTarget(ABC):
         """Whether this holds in prefill too, however the prompt is cut into passes."""
         return self.equal_bits and self.backend.prefill_keeps_bits
 
-    def numerics(self) -> dict[str, Any]:
+    def numerics(self) -> dict[str, bool | int | float | str | None]:
         """How passes are computed, for journals: backend, processor, and whether bits are
         reproducible."""
-        backend, native = self.backend, self.layout is not None
-        how = "torch" if backend.build is None else "compiled kernels"
-        made = {} if backend.build is None else {"compiler": backend.build}
-        return {
+        backend = self.backend
+        kernels = "torch" if backend.build is None else "compiled kernels"
+        if self.layout is None:
+            kernels = f"transformers' own forward, attention by {kernels}"
+        numerics: dict[str, bool | int | float | str | None] = {
             "equal_bits": self.equal_bits,
-            "how": how if native else f"transformers' own forward, attention by {how}",
-            "device": self.backend.kind,
-            "processor": hashlib.sha256(self.backend.processor().encode()).hexdigest()[:16],
-            **made,
+            "how": kernels,
+            "device": backend.kind,
+            "processor": hashlib.sha256(backend.processor().encode()).hexdigest()[:16],
         }
+        if backend.build is not None:
+            numerics["compiler"] = backend.build
+        return numerics
 
     def set_feature_layers(self, layers: tuple[int, ...]) -> None:
         """Set :attr:`feature_layers`.

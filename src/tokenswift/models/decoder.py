@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -47,8 +47,8 @@ from tokenswift.loader.families import FAMILIES, GELU
 from tokenswift.loader.gguf import unpermuted
 from tokenswift.loader.layout import EMBEDDING, HEAD, NORM, Layout, head_width, layout_of
 from tokenswift.loader.rope import AngleTable, Rotary
-from tokenswift.loader.weights import ModuleWeights, Weights, unstored
-from tokenswift.models.base import BaseTarget
+from tokenswift.loader.weights import ModuleWeights, unstored
+from tokenswift.models.base import BaseTarget, HeadRows
 from tokenswift.models.key_types import TOKENS as KEY_TOKENS
 from tokenswift.models.key_types import needs_wide_keys, score_errors
 from tokenswift.types import InputError, OnProgress
@@ -70,6 +70,22 @@ PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
 RELEASE_EVERY = 1 << 25
 
 
+class WeightSource(Protocol):
+    """The weights of a model's files (`loader.weights.Weights`)."""
+
+    layout: Layout
+    dtype: torch.dtype
+    copies: bool
+
+    def get(self, name: str) -> Tensor | Stored | None:
+        """A weight or bias by its name, in the type that is asked for; None: there is none."""
+        ...
+
+    def raw(self, name: str) -> Tensor | Stored | None:
+        """A weight as the files hold it; None: there is none."""
+        ...
+
+
 class NativeTarget(BaseTarget):
     """A Llama-like decoder of ours; switches of a `Family` make it one of the supported
     families.
@@ -86,33 +102,41 @@ class NativeTarget(BaseTarget):
     layout: Layout
 
     def __init__(
-        self, source: Any, backend: Backend, rotary: Rotary, on_progress: OnProgress | None = None
+        self,
+        source: WeightSource | nn.Module,
+        backend: Backend,
+        rotary: Rotary,
+        on_progress: OnProgress | None = None,
     ) -> None:
-        files: bool = not isinstance(source, nn.Module)
-        if files:
-            self._weights: Weights | ModuleWeights = source
+        from_files = not isinstance(source, nn.Module)
+        if isinstance(source, nn.Module):
+            config = attrgetter("config")(source)
+            lm_head: Tensor = attrgetter(HEAD)(source)
+            layout = layout_of(config, lm_head is attrgetter(EMBEDDING)(source))
+            dtype = lm_head.dtype
+            self._weights: WeightSource | ModuleWeights = ModuleWeights(source, layout)
         else:
-            head, embedded = attrgetter(HEAD, EMBEDDING)(source)
-            self._weights = ModuleWeights(
-                source, layout_of(attrgetter("config")(source), head is embedded)
-            )
-        self.layout = layout = self._weights.layout
-        dtype: Any = source.dtype if files else attrgetter(HEAD)(source).dtype
+            config = layout = source.layout
+            dtype = source.dtype
+            self._weights = source
+        self.layout = layout
         stand_in = torch.empty(1, 1, dtype=dtype, device=backend.device)
         head = stand_in.expand(layout.vocab_size, layout.hidden_size)
-        super().__init__(layout if files else source.config, head, rotary, backend)
-        self._arena, self._to_release = Arena(), 0
+        super().__init__(config, head, rotary, backend)
+        self._arena = Arena()
+        self._to_release = 0
         self.head = self._packed([HEAD])
-        self.head_bias = self._vector(self._optional("lm_head.bias"))
+        self.head_bias = self._optional_vector("lm_head.bias")
         self._embedding: Tensor | Packed | None = None
         if not layout.tied:  # as large as the head: packed while little else is in memory
             embedding = self._weight(EMBEDDING)
             if isinstance(embedding, Stored):
                 self._embedding = backend.pack(embedding, self.dtype, self._arena)
             else:
-                self._embedding = embedding.to(self.device, copy=files)
+                self._embedding = embedding.to(self.device, copy=from_files)
             del embedding  # with its part of the file
-        self._norm, self._eps = self._norm_weight(NORM) / layout.logits, layout.eps
+        self._norm = self._norm_weight(NORM) / layout.logits
+        self._eps = layout.eps
         # as transformers rounds it
         self._scale = float(torch.tensor(layout.embedding, dtype=dtype))
         weights: list[LayerWeights] = []
@@ -120,10 +144,10 @@ class NativeTarget(BaseTarget):
             weights.append(self._layer(number))
             if on_progress is not None:
                 on_progress("pack", len(weights), layout.num_hidden_layers)
-        self.windows = [w.window or None for w in weights]
+        self.windows = [layer.window or None for layer in weights]
         self._count_entries()
         del self._weights, self._arena, self._to_release
-        if files:
+        if from_files:
             release_free_memory()
         shape = Shape(
             layers=self.layers,
@@ -146,7 +170,7 @@ class NativeTarget(BaseTarget):
         )
         self.body = backend.body(shape, weights)
         self._angles = AngleTable(rotary)
-        layer_bytes = sum(t.numel() * t.element_size() for w in weights for t in w.tensors())
+        layer_bytes = sum(tensor.nbytes for layer in weights for tensor in layer.tensors())
         self.held_bytes = layer_bytes + self.head.nbytes
         self._expert_bytes = sum(
             weight.nbytes
@@ -172,7 +196,8 @@ class NativeTarget(BaseTarget):
         if not self.backend.on_host:  # an id out of range would end the process's use of the device
             for segment in segments:
                 check_ids(segment.tokens, self.vocab_size)
-        batch, layers = self.backend.batch(segments, self.body.shape), self.feature_layers
+        batch = self.backend.batch(segments, self.body.shape)
+        layers = self.feature_layers
         states = self.embed(batch.tokens).float()
         cos, sin = self._angles.at(batch.positions)
         features = None
@@ -187,10 +212,11 @@ class NativeTarget(BaseTarget):
             features=features,
         )
         queries = self.backend.layers(self.body, layer_pass)
-        return [
-            Pass(states[rows], each, None if features is None else features.states[:, rows])
-            for rows, each in zip(batch.rows(), queries, strict=True)
-        ]
+        passes: list[Pass] = []
+        for rows, segment_queries in zip(batch.rows(), queries, strict=True):
+            row_features = None if features is None else features.states[:, rows]
+            passes.append(Pass(states[rows], segment_queries, row_features))
+        return passes
 
     @torch.inference_mode()
     def norm(self, hidden: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -199,8 +225,10 @@ class NativeTarget(BaseTarget):
         active = torch.float32 if self.int8 else self.body.shape.active
         return self.backend.norm(hidden, self._norm, self._eps, dtype or active)
 
-    def _project(self, normed: Tensor, rows: Any) -> Tensor:
+    def _project(self, normed: Tensor, rows: HeadRows | None) -> Tensor:
         if rows is not None:
+            if not isinstance(rows, Packed):
+                raise TypeError("rows are of another target's head; valid: those of `head_rows`")
             return self.backend.draft_product(normed, rows)
         active = torch.int8 if self.int8 else None
         logits = self.backend.linear(normed, self.head, self.head_bias, active)
@@ -217,46 +245,48 @@ class NativeTarget(BaseTarget):
         """Input embeddings, scaled where the family does so: (n,) → (n, D)."""
         embedding = self.head if self._embedding is None else self._embedding
         if isinstance(embedding, Packed):
-            found = self.backend.take(embedding, tokens)
+            states = self.backend.take(embedding, tokens)
         else:
             check_ids(tokens, len(embedding))
-            found = embedding[tokens]
-        return found if self._scale == 1 else found * self._scale
+            states = embedding[tokens]
+        return states if self._scale == 1 else states * self._scale
 
     # ---- weights ---------------------------------------------------------------------------------
 
     def _weight(self, name: str) -> Tensor | Stored:
         """A weight by its name, as the files or the model hold it."""
-        found = self._optional(name)
-        if found is None:
+        weight = self._optional(name)
+        if weight is None:
             raise InputError(f"the model has no weight {name}")
-        return found
+        return weight
 
     def _optional(self, name: str) -> Tensor | Stored | None:
         """A weight or bias, or None; rows of queries and keys in the order in which the kernels
         rotate them."""
-        found, part = self._weights.get(name), name.split(".")[-2]
+        weight = self._weights.get(name)
+        part = name.split(".")[-2]
         heads = {
             "q_proj": self.layout.num_attention_heads,
             "k_proj": self.layout.num_key_value_heads,
         }
-        if found is None or part not in heads or not self.layout.family.interleaved_rope:
-            return found
-        return unpermuted(found, heads[part])
+        if weight is None or part not in heads or not self.layout.family.interleaved_rope:
+            return weight
+        return unpermuted(weight, heads[part])
 
-    def _norm_weight(self, name: str | None) -> Any:
-        """A norm's weight for the kernels; None where the family has none."""
-        if name is None:
-            return None
-        made = self._vector(self._weight(name))
-        return made + 1 if self.layout.family.plus_one else made
+    def _norm_weight(self, name: str) -> Tensor:
+        """A norm's weight for the kernels, float32."""
+        weight = self._vector(self._weight(name))
+        return weight + 1 if self.layout.family.plus_one else weight
 
-    def _vector(self, found: Tensor | Stored | None) -> Any:
-        """A copy of a vector for the kernels, float32; None for None."""
-        if found is None:
-            return None
-        made = unstored(found, torch.float32).detach()
-        return made.to(self.device, torch.float32, copy=True).contiguous()
+    def _optional_vector(self, name: str) -> Tensor | None:
+        """A copy of a vector for the kernels, float32; None where the model has none."""
+        weight = self._optional(name)
+        return None if weight is None else self._vector(weight)
+
+    def _vector(self, weight: Tensor | Stored) -> Tensor:
+        """A copy of a vector for the kernels, float32."""
+        values = unstored(weight, torch.float32).detach()
+        return values.to(self.device, torch.float32, copy=True).contiguous()
 
     def _packed(self, names: list[str]) -> Packed:
         """Weights of the same input, packed one below the other for the kernels; counts copied
@@ -280,16 +310,27 @@ class NativeTarget(BaseTarget):
         of_heads = ("self_attn.q_norm", "self_attn.k_norm") if family.head_norms else (None, None)
         places = ("norm", "out_norm", "mlp_norm", "down_norm", "query_norm", "key_norm")
         norms = {
-            place: self._norm_weight(name and f"{layer}{name}.weight")
+            place: None if name is None else self._norm_weight(f"{layer}{name}.weight")
             for place, name in zip(places, (*family.norms, *of_heads), strict=True)
         }
         rope = ropes[number] if ropes else 0
-        made = LayerWeights(**products, **norms, rope=rope, window=self.layout.windows[number])
-        self._to_release += sum(weight.nbytes for weight in made.packed())
+        window = self.layout.windows[number]
+        weights = LayerWeights(
+            **products,
+            norm=norms["norm"],
+            out_norm=norms["out_norm"],
+            mlp_norm=norms["mlp_norm"],
+            down_norm=norms["down_norm"],
+            query_norm=norms["query_norm"],
+            key_norm=norms["key_norm"],
+            rope=rope,
+            window=window,
+        )
+        self._to_release += sum(weight.nbytes for weight in weights.packed())
         if not self._weights.copies and self._to_release >= RELEASE_EVERY:
             release_free_memory()
             self._to_release = 0
-        return made
+        return weights
 
     def _experts(self, layer: str, mixture: Mixture) -> ExpertWeights:
         """A layer's experts and their router.
@@ -314,26 +355,27 @@ class NativeTarget(BaseTarget):
 
     def _fused(self, linears: list[str]) -> tuple[Packed, Tensor | None]:
         """One packed weight, and bias, for projections of the same input."""
-        weights, bias = [f"{name}.weight" for name in linears], None
-        found = [self._vector(self._optional(f"{name}.bias")) for name in linears]
-        if any(part is not None for part in found):
-            sizes = [len(self._weight(name)) for name in weights]
-            pairs = zip(found, sizes, strict=True)  # zeros for those without a bias
-            bias = torch.cat(
-                [self._norm.new_zeros(size) if part is None else part for part, size in pairs]
-            )
-        return self._packed(weights), bias
+        weights = [f"{name}.weight" for name in linears]
+        biases = [self._optional_vector(f"{name}.bias") for name in linears]
+        if all(bias is None for bias in biases):
+            return self._packed(weights), None
+        for index, name in enumerate(weights):
+            if biases[index] is None:
+                biases[index] = self._norm.new_zeros(len(self._weight(name)))
+        present = [bias for bias in biases if bias is not None]
+        return self._packed(weights), torch.cat(present)
 
     def compute_as(self, how: LoadConfig, name: str) -> None:
         """See :meth:`BaseTarget.compute_as`. With dtype "auto", int8 where the weights are
         quantized and the backend multiplies them; then keys and values, too, are whole numbers."""
         weights = self.body.weights
-        stored = all(
-            each.stored for each in (self.head, *(w for layer in weights for w in layer.packed()))
+        is_quantized = self.head.stored and all(
+            weight.stored for layer in weights for weight in layer.packed()
         )
-        whole_keys = self.backend.has_int8_keys(self.head_dim)
-        self.int8 = how.dtype == "int8" or (how.dtype == "auto" and stored and whole_keys)
-        if self.int8 and not stored:
+        has_int8_keys = self.backend.has_int8_keys(self.head_dim)
+        chooses_int8 = how.dtype == "auto" and is_quantized and has_int8_keys
+        self.int8 = how.dtype == "int8" or chooses_int8
+        if self.int8 and not is_quantized:
             raise InputError(
                 "dtype is 'int8', but not all of the model's weights are quantized in a format "
                 f"that the {self.backend.name} backend multiplies; valid: auto, float32, bfloat16, "
@@ -354,15 +396,15 @@ class NativeTarget(BaseTarget):
             InputError: the backend keeps no such keys of heads of this width.
         """
         width = self.head_dim
-        asked = how.kv_cache_dtype
-        whole = asked in ("int8", "int16") or (asked == "auto" and self.int8)
+        option_value = how.kv_cache_dtype
         self._set_wide_keys((False,) * self.layers)
-        if not whole:
+        if option_value not in ("int8", "int16") and not (option_value == "auto" and self.int8):
             self.kv_dtype = how.keys or self.dtype
             return
-        kept = self.backend.has_wide_keys if asked == "int16" else self.backend.has_int8_keys
-        if not kept(width):
-            option = "dtype" if asked == "auto" else "kv_cache_dtype"
+        backend = self.backend
+        has_keys = backend.has_wide_keys if option_value == "int16" else backend.has_int8_keys
+        if not has_keys(width):
+            option = "dtype" if option_value == "auto" else "kv_cache_dtype"
             raise InputError(
                 f"{option} is {getattr(how, option)!r}, but the {self.backend.name} backend keeps "
                 f"no keys of heads of width {width} as whole numbers; valid: auto, float32, "
@@ -370,13 +412,13 @@ class NativeTarget(BaseTarget):
                 "compiled kernels on a CPU",
                 option,
             )
-        if asked == "auto":
+        if option_value == "auto":
             wide = [needs_wide_keys(error) for error in self._score_errors()]
             if any(wide) and not self.backend.has_wide_keys(width):
                 self.kv_dtype = torch.float32
                 return
         else:
-            wide = [asked == "int16"] * self.layers
+            wide = [option_value == "int16"] * self.layers
         self.kv_dtype = torch.int8
         self._set_wide_keys(tuple(wide))
 
@@ -384,13 +426,17 @@ class NativeTarget(BaseTarget):
     def computing(self, how: LoadConfig) -> Iterator[None]:
         """Within it, passes compute as they would with other options, over caches that are made
         within it. Nothing else may use the model meanwhile."""
+        int8 = self.int8
+        kv_dtype = self.kv_dtype
+        body = self.body
         wide_keys = self.wide_keys
-        before = (self.int8, self.kv_dtype, self.body)
         self.compute_as(how, "")
         try:
             yield
         finally:
-            self.int8, self.kv_dtype, self.body = before
+            self.int8 = int8
+            self.kv_dtype = kv_dtype
+            self.body = body
             self._set_wide_keys(wide_keys)
             self._count_entries()
 
@@ -404,8 +450,13 @@ class NativeTarget(BaseTarget):
         body = self.body
         shape = replace(body.shape, keys=torch.float32)
         self.body = self.backend.body(shape, body.weights)
-        sizes = (self.layers, self.kv_heads, self.head_dim, KEY_TOKENS)
-        cache = self.backend.new_cache(*sizes, torch.float32)
+        cache = self.backend.new_cache(
+            layers=self.layers,
+            kv_heads=self.kv_heads,
+            width=self.head_dim,
+            capacity=KEY_TOKENS,
+            dtype=torch.float32,
+        )
         try:
             return score_errors(self, cache, shape.scale)
         finally:

@@ -21,11 +21,12 @@ from tokenswift.config.loading import LoadConfig
 from tokenswift.kernels.attention import AttentionContext, Masks
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.batch import check_ids
+from tokenswift.kernels.weights import Packed
 from tokenswift.kv.passes import Pass, Segment
 from tokenswift.loader.errors import refused_as
 from tokenswift.loader.identity import load_parameter
 from tokenswift.loader.rope import Rotary
-from tokenswift.models.base import BaseTarget
+from tokenswift.models.base import BaseTarget, HeadRows
 from tokenswift.types import InputError
 
 NAME = "tokenswift"
@@ -74,23 +75,22 @@ def attention(
     """
     if tokenswift_pass is None:
         raise ValueError(f"attention {NAME!r} works only under tokenswift's decode loop")
-    context, computes = tokenswift_pass, tokenswift_pass.backend
-    layer, rows = (
-        len(context.queries),
-        query[0].to(computes.device),
-    )  # a layer may lie on another device
+    context = tokenswift_pass
+    backend = context.backend
+    layer = len(context.queries)
+    rows = query[0].to(backend.device)  # a layer may lie on another device
     context.queries.append(rows)
     context.windows.append(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    cache, parents = context.segment.cache, context.segment.parents
+    cache = context.segment.cache
     window = (sliding_window or 0) if cache.ordered else 0
-    sinks = None if s_aux is None else s_aux.to(computes.device)
-    out = computes.attend(
+    sinks = None if s_aux is None else s_aux.to(backend.device)
+    out = backend.attend(
         rows,
         AttentionContext(
             layer=layer,
             cache=cache,
-            parents=parents,
+            parents=context.segment.parents,
             scale=scale,
             window=window,
             softcap=softcap,
@@ -104,18 +104,20 @@ def attention(
 AttentionInterface.register(NAME, attention)
 
 
-def hooks_of(model: nn.Module) -> Iterator[Any]:
+def hooks_of(model: nn.Module) -> Iterator[object]:
     """accelerate's hooks in a model, which move inputs and offloaded weights to a layer's
     device."""
     for module in model.modules():
-        if (hook := getattr(module, "_hf_hook", None)) is not None:
+        hook = getattr(module, "_hf_hook", None)
+        if hook is not None:
             yield hook
 
 
 def device_of(module: nn.Module) -> torch.device:
     """The device that a module computes on."""
     for hook in hooks_of(module):
-        if (device := getattr(hook, "execution_device", None)) is not None:
+        device = getattr(hook, "execution_device", None)
+        if device is not None:
             return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     return next(module.parameters()).device
 
@@ -131,13 +133,14 @@ def shared_copy(model: Any, rotary: Rotary) -> Any:
     Raises:
         InputError: the modules cannot be copied.
     """
-    shared: dict[int, Any] = {
+    shared: dict[int, object] = {
         id(part): part for part in (*model.parameters(), *model.buffers(), *hooks_of(model))
     }
     with refused_as(f"model {type(model).__name__} cannot be copied", "plain modules"):
         copied = copy.deepcopy(model, shared)
     if rotary.config is not model.config:
-        body, config = copied.model, copy.deepcopy(rotary.config)
+        body = copied.model
+        config = copy.deepcopy(rotary.config)
         for module in copied.modules():
             if getattr(module, "config", None) is not None:
                 module.config = config
@@ -145,13 +148,16 @@ def shared_copy(model: Any, rotary: Rotary) -> Any:
     return copied.eval()
 
 
-def shaped_logits(logits: Tensor, config: Any) -> Tensor:
+def shaped_logits(logits: Tensor, config: object) -> Tensor:
     """Scale or cap logits as some families do after the LM head."""
-    if (divisor := getattr(config, "logits_scaling", None)) is not None:  # Granite
+    divisor: float | None = getattr(config, "logits_scaling", None)  # Granite
+    factor: float | None = getattr(config, "logit_scale", None)  # Cohere
+    cap: float | None = getattr(config, "final_logit_softcapping", None)  # Gemma 2
+    if divisor is not None:
         logits = logits / divisor
-    if (factor := getattr(config, "logit_scale", None)) is not None:  # Cohere
+    if factor is not None:
         logits = logits * factor
-    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:  # Gemma 2
+    if cap is not None:
         logits = cap * torch.tanh(logits / cap)
     return logits
 
@@ -182,7 +188,8 @@ class GenericTarget(BaseTarget):
         offloaded = any(getattr(hook, "offload", False) for hook in hooks_of(model))
         self._one_by_one = Lock() if offloaded else nullcontext()
         self.config._attn_implementation = NAME
-        self.body, self.lm_head = copied.model, copied.lm_head
+        self.body = copied.model
+        self.lm_head = copied.lm_head
         self._final = getattr(self.body, norm)
         setattr(self.body, norm, nn.Identity())  # a pass ends with the states before the final norm
         weights = (*self.body.layers.parameters(), self.lm_head.weight)
@@ -219,7 +226,7 @@ class GenericTarget(BaseTarget):
         check_ids(segment.tokens, self.vocab_size)
         context = PassContext(segment, self.backend)
         with self._one_by_one:  # offloaded weights are loaded for one pass at a time
-            made = self.body(
+            output = self.body(
                 input_ids=segment.tokens[None].to(self.device),
                 position_ids=segment.positions[None].to(self.device),
                 past_key_values=segment.cache,
@@ -229,25 +236,28 @@ class GenericTarget(BaseTarget):
             )
         features = None
         if self.feature_layers:
-            if len(made.hidden_states or ()) != self.layers + 1:
+            if len(output.hidden_states or ()) != self.layers + 1:
                 kind = self.config.model_type
                 raise InputError(
                     f"eagle is given, but the layers of a model of the kind {kind} cannot be "
-                    f"tapped: its "
-                    "forward in transformers does not give their states; valid: without eagle",
+                    "tapped: its forward in transformers does not give their states; valid: "
+                    "without eagle",
                     "eagle",
                 )
-            found = [
-                made.hidden_states[layer][0].to(self.device).float()
+            states = [
+                output.hidden_states[layer][0].to(self.device).float()
                 for layer in self.feature_layers
             ]
-            features = torch.stack(found)
-        return made.last_hidden_state[0].to(self.device), context, features
+            features = torch.stack(states)
+        return output.last_hidden_state[0].to(self.device), context, features
 
     def _run(self, segments: Sequence[Segment], keep_queries: bool = True) -> list[Pass]:
         """One pass for each segment: transformers' forward takes one sequence."""
-        made = [self._pass(segment) for segment in segments]
-        return [Pass(hidden, context.queries, features) for hidden, context, features in made]
+        passes: list[Pass] = []
+        for segment in segments:
+            hidden, context, features = self._pass(segment)
+            passes.append(Pass(hidden, context.queries, features))
+        return passes
 
     @torch.inference_mode()
     def norm(self, hidden: Tensor) -> Tensor:
@@ -255,7 +265,9 @@ class GenericTarget(BaseTarget):
         with self._one_by_one:
             return self._final(hidden).to(self.device)
 
-    def _project(self, normed: Tensor, rows: Any) -> Tensor:
+    def _project(self, normed: Tensor, rows: HeadRows | None) -> Tensor:
+        if isinstance(rows, Packed):
+            raise TypeError("rows are of another target's head; valid: those of `head_rows`")
         with self._one_by_one:
             logits = self.lm_head(normed) if rows is None else normed @ rows.T
         return shaped_logits(logits.to(self.device), self.config).float()

@@ -25,7 +25,7 @@ ROWS = 256  # of a pass
 class Reader(Protocol):
     """A model that reads texts."""
 
-    def new_cache(self, capacity: int, whole: bool = False) -> FullCache:
+    def new_cache(self, capacity: int, keep_all: bool = False) -> FullCache:
         """An empty cache."""
         ...
 
@@ -79,11 +79,11 @@ class Quality:
         )
 
 
-def compared(found: Sequence[Judgement], reference: Sequence[Judgement]) -> Quality:
+def compared(judgements: Sequence[Judgement], reference: Sequence[Judgement]) -> Quality:
     """Judgements of texts against a reference's judgements of the same texts."""
-    losses = torch.cat([judgement.losses for judgement in found])
+    losses = torch.cat([judgement.losses for judgement in judgements])
     expected = torch.cat([judgement.losses for judgement in reference])
-    choices = torch.cat([judgement.choices for judgement in found])
+    choices = torch.cat([judgement.choices for judgement in judgements])
     wanted = torch.cat([judgement.choices for judgement in reference])
     risen = losses - expected
     return Quality(

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import logging
 import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, Required
 
 import torch
+from torch import Tensor
 
 from tokenswift.checks import check_callback, shown
 from tokenswift.config.loading import LoadConfig, RopeScaling, check_backend
 from tokenswift.config.sampling import ANSWERS, SamplingParams
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.formats import FORMATS
+from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.loader.chat_template import prepare
 from tokenswift.loader.config import named_sampling, usable_sampling
 from tokenswift.loader.ends import end_ids, end_tokens, turn_ends, unnamed_rows
@@ -61,35 +64,46 @@ class ModelIdentity(ComputeIdentity):
     rope: Required[str]
 
 
-class Source:
-    """What a target is made from: a loaded transformers model, or its files (`FromFiles`).
-
-    Args:
-        model: a causal LM of transformers.
-        tokenizer: its tokenizer, or None.
-        scaling: the asked rope scaling.
-        backend: the backend that computes.
+class Source(ABC):
+    """What a target is made from: a loaded transformers model (`FromModel`), or files
+    (`FromFiles`).
 
     Attributes:
         name: the model's name as given.
-        model: transformers' model.
-        tokenizer: the tokenizer in use, or None.
-        transformers_tokenizer: the same one as transformers has it.
         host: the properties that draft heads must fit.
+        scaling: the wish for YaRN.
+        backend: the backend that computes.
         named: sampling settings in the model's own generation config.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Tokenizer | None, scaling: RopeScaling | None, backend: Backend
+        self,
+        name: str,
+        host: HeadsHost,
+        scaling: RopeScaling | None,
+        backend: Backend,
+        named: Mapping[str, object],
     ) -> None:
-        check_model(model)
-        self.model = model
-        self.tokenizer = tokenizer
-        self.transformers_tokenizer = tokenizer
-        self.name: str = getattr(model, "name_or_path", "")
-        self.host: HeadsHost = host_of(model)
-        self.scaling, self.backend = scaling, backend
-        self.named = named_sampling(getattr(model, "generation_config", None))
+        self.name = name
+        self.host = host
+        self.scaling = scaling
+        self.backend = backend
+        self.named = named
+
+    @property
+    @abstractmethod
+    def model(self) -> Any:
+        """The transformers model."""
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer in use."""
+
+    @property
+    @abstractmethod
+    def transformers_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer as transformers has it."""
 
     @cached_property
     def identity(self) -> ModelIdentity:
@@ -103,9 +117,9 @@ class Source:
             rope=str(self.scaling or "none"),
         )
 
+    @abstractmethod
     def _identity(self) -> dict[str, str]:
         """The type and the digests of config and weights."""
-        return identity_of(self.model.config, self.model.dtype, parameters(self.model))
 
     def end_tokens(self) -> set[int]:
         """End-of-text ids within the model's vocabulary."""
@@ -116,9 +130,9 @@ class Source:
         """Rows of the LM head that no token names."""
         return unnamed_rows(self.tokenizer, self._ends()[1])
 
+    @abstractmethod
     def _ends(self) -> tuple[set[int], int]:
         """The model's end-of-text ids, and its vocabulary size."""
-        return end_tokens(self.model, self.tokenizer), self.model.lm_head.weight.shape[0]
 
     @cached_property
     def _turn_ends(self) -> set[int]:
@@ -130,18 +144,79 @@ class Source:
         `config.ANSWERS`."""
         return usable_sampling(self.named, self.name) or ANSWERS
 
-    def weight(self, name: str) -> Any:
-        """A weight by transformers' name of it, as it is stored (a tensor, or `Stored`)."""
-        return attrgetter(name)(self.model)
+    @abstractmethod
+    def weight(self, name: str) -> Tensor | Stored:
+        """A weight by transformers' name of it, as it is stored.
 
+        Raises:
+            InputError: the model has none of this name.
+        """
+
+    @abstractmethod
     def target(self, on_progress: OnProgress | None = None) -> Target:
         """Make the target.
 
         Raises:
             RunError: the device has no room for it.
         """
+
+
+class FromModel(Source):
+    """A loaded model.
+
+    Args:
+        model: a causal LM of transformers.
+        tokenizer: its tokenizer, or None.
+        scaling: the wish for YaRN.
+        backend: the backend that computes.
+    Raises:
+        InputError: it is no such model.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Tokenizer | None, scaling: RopeScaling | None, backend: Backend
+    ) -> None:
+        check_model(model)
+        super().__init__(
+            name=getattr(model, "name_or_path", ""),
+            host=host_of(model),
+            scaling=scaling,
+            backend=backend,
+            named=named_sampling(getattr(model, "generation_config", None)),
+        )
+        self._model = model
+        self._tokenizer = tokenizer
+
+    @property
+    def model(self) -> Any:
+        """The transformers model."""
+        return self._model
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that came with the model."""
+        return self._tokenizer
+
+    @property
+    def transformers_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that came with the model."""
+        return self._tokenizer
+
+    def _identity(self) -> dict[str, str]:
+        model = self._model
+        return identity_of(model.config, model.dtype, parameters(model))
+
+    def _ends(self) -> tuple[set[int], int]:
+        return end_tokens(self._model, self._tokenizer), self._model.lm_head.weight.shape[0]
+
+    def weight(self, name: str) -> Tensor | Stored:
+        """See :class:`Source`."""
+        return attrgetter(name)(self._model)
+
+    def target(self, on_progress: OnProgress | None = None) -> Target:
+        """See :class:`Source`."""
         with fitting(self.name, self.host.device):
-            return make_target(self.model, self.scaling, on_progress, self.backend)
+            return make_target(self._model, self.scaling, on_progress, self.backend)
 
 
 class FromFiles(Source):
@@ -156,13 +231,18 @@ class FromFiles(Source):
     """
 
     def __init__(self, files: Opened, how: LoadConfig, backend: Backend) -> None:
-        self._files, self._how = files, how
-        self.name, self.scaling, self.backend = files.name, how.scaling, backend
-        self.named = dict(files.sampling)
         prepare()  # the first text asks its template where turns end
         layers = files.weights.layout.num_hidden_layers
         base = base_of_weights(files.weights.raw, layers, short_name(str(files.folder)))
-        self.host = HeadsHost(base, files.weights.dtype, backend.device, str(files.folder))
+        super().__init__(
+            name=files.name,
+            host=HeadsHost(base, files.weights.dtype, backend.device, str(files.folder)),
+            scaling=how.scaling,
+            backend=backend,
+            named=dict(files.sampling),
+        )
+        self._files = files
+        self._how = how
         check_memory(files.name, files.weights.needed(backend.keeps), str(backend.device))
         if how.weights in FORMATS:
             line = (
@@ -172,8 +252,8 @@ class FromFiles(Source):
             logger.warning(line, files.name, how.weights)
 
     @cached_property
-    def tokenizer(self) -> Tokenizer | None:  # type: ignore[override]
-        """See :class:`Source`.
+    def tokenizer(self) -> Tokenizer | None:
+        """The library's own tokenizer, or transformers' where it has none.
 
         Raises:
             InputError: the tokenizer cannot be made.
@@ -197,19 +277,24 @@ class FromFiles(Source):
         Raises:
             InputError: the files have changed.
         """
-        files, place = self._files, str(self.backend.device)
+        files = self._files
+        device = str(self.backend.device)
         files.check_unchanged()
         if self._how.weights == "stored":
-            return load_located(files.name, files.folder, self._how, place).model
-        return model_of(files).to(place)
+            return load_located(files.name, files.folder, self._how, device).model
+        return model_of(files).to(device)
 
-    def weight(self, name: str) -> Any:
-        """A weight by transformers' name of it, as it is stored (a tensor, or `Stored`)."""
-        return self._files.weights.get(name)
+    def weight(self, name: str) -> Tensor | Stored:
+        """See :class:`Source`."""
+        weight = self._files.weights.get(name)
+        if weight is None:
+            raise InputError(f"the model has no weight {name}")
+        return weight
 
     def target(self, on_progress: OnProgress | None = None) -> Target:
-        """Make the target."""
-        weights, rotary = self._files.weights, self._files.rotary.to(self.backend.device)
+        """See :class:`Source`."""
+        weights = self._files.weights
+        rotary = self._files.rotary.to(self.backend.device)
         if on_progress is not None:
             for done in (0, len(weights.entries)):  # tensors are read while they are packed
                 on_progress("load", done, len(weights.entries))
@@ -217,8 +302,8 @@ class FromFiles(Source):
             return NativeTarget(weights, self.backend, rotary, on_progress=on_progress)
 
     def _identity(self) -> dict[str, str]:
-        """The type and the digests of config and weights."""
-        files, kind = self._files, self._how.weights
+        files = self._files
+        kind = self._how.weights
         files.check_unchanged()
         named = ((name, entry.get()) for name, entry in sorted(files.weights.entries.items()))
         identity = identity_of(files.config, files.weights.dtype, named)
@@ -227,9 +312,8 @@ class FromFiles(Source):
         return identity
 
     def _ends(self) -> tuple[set[int], int]:
-        return set(self._files.ends) | end_ids(
-            self.tokenizer
-        ), self._files.weights.layout.vocab_size
+        ends = set(self._files.ends) | end_ids(self.tokenizer)
+        return ends, self._files.weights.layout.vocab_size
 
 
 def open_model(
@@ -249,21 +333,19 @@ def open_model(
     check_callback("on_progress", on_progress)
     if how.threads is not None:
         torch.set_num_threads(how.threads)
-    name, place = str(model), check_place(how)
+    name = str(model)
+    device = check_place(how)
     folder = locate(name)
-    backend = backend_for(place, how.backend)
+    backend = backend_for(device, how.backend)
     if backend.decodes and not (folder.is_dir() and holds_heads(folder)):
-        files = open_files(name, folder, how, place)
+        files = open_files(name, folder, how, device)
         if files is not None and (backend.mixtures or files.weights.layout.mixture is None):
             return FromFiles(files, how, backend)
     if how.weights != "stored":
-        wrong = (
-            f"weights is {how.weights!r}, but model {name} runs through transformers' own "
-            f"model here"
-        )
-        raise InputError(f"{wrong}; valid: stored", "weights")
-    loaded = load_located(name, folder, how, place)
-    return Source(loaded.model, loaded.tokenizer, how.scaling, backend)
+        line = f"weights is {how.weights!r}, but model {name} runs through transformers' own model"
+        raise InputError(f"{line} here; valid: stored", "weights")
+    loaded = load_located(name, folder, how, device)
+    return FromModel(loaded.model, loaded.tokenizer, how.scaling, backend)
 
 
 def wrap_model(model: Any, tokenizer: Tokenizer | None, how: LoadConfig) -> Source:
@@ -290,5 +372,5 @@ def wrap_model(model: Any, tokenizer: Tokenizer | None, how: LoadConfig) -> Sour
 
     device = device_of(model.lm_head)
     check_backend(how.backend, str(device))
-    computes = backend_for(device, how.backend)
-    return Source(model, tokenizer, how.scaling, computes)
+    backend = backend_for(device, how.backend)
+    return FromModel(model, tokenizer, how.scaling, backend)

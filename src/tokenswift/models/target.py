@@ -15,7 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokenswift.checks import shown
 from tokenswift.config.loading import RopeScaling
@@ -38,7 +38,8 @@ Target: TypeAlias = "NativeTarget | GenericTarget"
 
 #: the check: tokens of a random text, the end of its first prefill chunk, and the parents of a tree
 #: after it
-TEXT, CUT = 24, 15
+CHECK_TOKENS = 24
+CHECK_CUT = 15
 PARENTS = (-1, 0, 0, 1, 3, 2)
 #: largest relative error of logits against the model's own, by type: rounding alone
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
@@ -64,35 +65,35 @@ def backend_for(device: torch.device | str = "cpu", wanted: str = "auto") -> Bac
         )
     key = str(device) if wanted == "auto" else f"{device} {wanted}"
     if key not in _backends:
-        made = _made(device, wanted)
-        if isinstance(made, str):
+        backend = _open_backend(device, wanted)
+        if isinstance(backend, str):
+            reason = backend
             if wanted != "auto":
-                raise InputError(f"backend is {wanted!r}, but {made}; valid: auto, torch")
-            logger.warning("%s; the slower torch path is used", made)
-            made = Backend(device)
-        _backends[key] = made
+                raise InputError(f"backend is {wanted!r}, but {reason}; valid: auto, torch")
+            logger.warning("%s; the slower torch path is used", reason)
+            backend = Backend(device)
+        _backends[key] = backend
     return _backends[key]
 
 
-def _made(device: torch.device, wanted: str) -> Backend | str:
+def _open_backend(device: torch.device, wanted: str) -> Backend | str:
     """A backend, or the reason why its kernels do not work."""
     if device.type == "cpu":
-        if (
-            torch.get_num_threads() > usable_processors()
-        ):  # a control group may allow fewer processors
+        # a control group may allow fewer processors
+        if torch.get_num_threads() > usable_processors():
             torch.set_num_threads(usable_processors())
         # a forked child inherits the memory of thread pools, but not their threads
         os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
-    if (kernels_wanted() if wanted == "auto" else wanted) == "torch" or device.type not in (
-        "cpu",
-        "cuda",
-    ):
+    kernels = kernels_wanted() if wanted == "auto" else wanted
+    if kernels == "torch" or device.type not in ("cpu", "cuda"):
         return Backend(device)
     if device.type == "cuda":
         from tokenswift.kernels.cuda.check import open_backend
 
-        found = open_backend(device)
-        return f"the CUDA kernels do not work here ({found})" if isinstance(found, str) else found
+        opened = open_backend(device)
+        if isinstance(opened, str):
+            return f"the CUDA kernels do not work here ({opened})"
+        return opened
     return cpu.open_backend(cache_dir() / "kernels")
 
 
@@ -105,7 +106,7 @@ def check_model(model: Any) -> None:
         kind = getattr(getattr(model, "config", None), "model_type", "?")
         raise InputError(
             f"model type is {kind!r}; valid: causal language models with rotary positions and an "
-            f"LM head"
+            "LM head"
         )
 
 
@@ -119,7 +120,7 @@ def make_target(
 
     Args:
         model: a model of transformers, which stays as it is.
-        scaling: the asked rope scaling.
+        scaling: the wish for YaRN.
         on_progress: called with the stage "pack", in layers.
         backend: the backend, if the model is on its device; else the default one of the model's
             device.
@@ -131,16 +132,22 @@ def make_target(
     check_model(model)
     name = type(model).__name__
     rotary = rotary_of(model, scaling)
-    usual = backend_for(place := device_of(model.lm_head))  # for attention and cache of all layers
-    if backend is None or backend.device != usual.device:
-        backend = usual
+    device = device_of(model.lm_head)  # for attention and cache of all layers
+    device_backend = backend_for(device)
+    if backend is None or backend.device != device_backend.device:
+        backend = device_backend
     cases = _cases(model.lm_head.weight.shape[0])
     with refused_as(f"model {name}: its own forward fails"):
-        expected = _expected(shared_copy(model, rotary), cases, place)
+        expected = _expected(shared_copy(model, rotary), cases, device)
     if not bool(expected.isfinite().all()):
         raise InputError(f"model {name}: logits of its own forward hold NaN or infinite values")
-    spread = any(True for _ in hooks_of(model))  # over several devices
-    if backend.decodes and not spread and fits(model) and _runs(model.config.model_type, backend):
+    is_spread = any(True for _ in hooks_of(model))  # over several devices
+    if (
+        backend.decodes
+        and not is_spread
+        and fits(model)
+        and _runs(model.config.model_type, backend)
+    ):
         target: Target = NativeTarget(model, backend, rotary, on_progress)
         error = logit_error(target, cases, expected)
         if error <= _tolerance(target.dtype, model.config):
@@ -158,8 +165,7 @@ def make_target(
     if not error <= _tolerance(target.dtype, model.config):
         raise InputError(
             f"model {name} is not supported: logits of chunked prefill and tree passes differ "
-            f"from those of "
-            f"its own forward by {error:.1e} of their size"
+            f"from those of its own forward by {error:.1e} of their size"
         )
     return target
 
@@ -177,12 +183,13 @@ def _runs(family: str, backend: Backend) -> bool:
     return backend.mixtures or FAMILIES[family].experts is None
 
 
-def _cases(vocab: int) -> list[list[int]]:
+def _cases(vocabulary_size: int) -> list[list[int]]:
     """The text of the check, continued by the path to each node of the tree."""
-    made = torch.randint(
-        vocab, (TEXT + len(PARENTS),), generator=torch.Generator().manual_seed(1)
-    ).tolist()
-    text, nodes = made[:TEXT], made[TEXT:]
+    generator = torch.Generator().manual_seed(1)
+    count = CHECK_TOKENS + len(PARENTS)
+    tokens = torch.randint(vocabulary_size, (count,), generator=generator).tolist()
+    text = tokens[:CHECK_TOKENS]
+    nodes = tokens[CHECK_TOKENS:]
     paths: list[list[int]] = []
     for node, parent in enumerate(PARENTS):
         paths.append([*(paths[parent] if parent >= 0 else text), nodes[node]])
@@ -190,27 +197,28 @@ def _cases(vocab: int) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def _expected(shared: Any, cases: list[list[int]], device: torch.device) -> Tensor:
+def _expected(model: nn.Module, cases: list[list[int]], device: torch.device) -> Tensor:
     """The model's own logits after each case, (cases, V) float32."""
     texts = (torch.tensor([case], device=device) for case in cases)
-    rows = [shared(input_ids=text, use_cache=False).logits[0, -1] for text in texts]
+    rows = [model(input_ids=text, use_cache=False).logits[0, -1] for text in texts]
     return torch.stack(rows).to(device).float()
 
 
 @torch.inference_mode()
 def logit_error(target: Target, cases: list[list[int]], expected: Tensor) -> float:
     """Relative error of a target's logits."""
-    text, device = cases[0][:-1], target.device
-    cache = target.new_cache(TEXT + len(PARENTS))
-    for part in (text[:CUT], text[CUT:]):
-        at = torch.arange(cache.length, cache.length + len(part), device=device)
-        target.forward(torch.tensor(part, device=device), at, cache)
-        cache.commit(tuple(range(len(part))))
+    text = cases[0][:-1]
+    device = target.device
+    cache = target.new_cache(CHECK_TOKENS + len(PARENTS))
+    for chunk in (text[:CHECK_CUT], text[CHECK_CUT:]):
+        positions = torch.arange(cache.length, cache.length + len(chunk), device=device)
+        target.forward(torch.tensor(chunk, device=device), positions, cache)
+        cache.commit(tuple(range(len(chunk))))
     positions = torch.tensor([len(case) - 1 for case in cases], device=device)
     tokens = torch.tensor([case[-1] for case in cases], device=device)
-    found = target.logits(target.forward(tokens, positions, cache, PARENTS).hidden)
+    logits = target.logits(target.forward(tokens, positions, cache, PARENTS).hidden)
     expected = expected.to(device)
-    return float((found - expected).norm() / expected.norm().clamp_min(1e-9))
+    return float((logits - expected).norm() / expected.norm().clamp_min(1e-9))
 
 
 class DraftModels:
@@ -223,65 +231,77 @@ class DraftModels:
     """
 
     def __init__(self, target: Target, tokenizer: Tokenizer | None, is_default: bool) -> None:
-        self._target, self._tokenizer, self._is_default = target, tokenizer, is_default
-        # with a given model, so that its id stays its own
-        self._made: dict[str | int, tuple[Target, Any]] = {}
+        self._target = target
+        self._tokenizer = tokenizer
+        self._is_default = is_default
+        self._targets: dict[str | int, Target] = {}  # by name, or by the id of a model
+        self._models: list[object] = []  # those that were given, so that their ids stay their own
         self._lock = Lock()
 
-    def name(self, wanted: Any) -> str:
+    def name(self, draft_model: object) -> str:
         """The name of a draft model in records."""
-        return (
-            DRAFT if wanted is None else str(wanted) if _is_name(wanted) else type(wanted).__name__
-        )
+        if draft_model is None:
+            return DRAFT
+        if isinstance(draft_model, str | Path):
+            return str(draft_model)
+        return type(draft_model).__name__
 
-    def get(self, wanted: Any) -> Target:
+    def get(self, draft_model: object) -> Target:
         """A draft model, loaded once.
 
         Args:
-            wanted: alias, folder, hub id or a loaded transformers model; None: the one shipped for
-                the default model.
+            draft_model: alias, folder, hub id or a loaded transformers model; None: the one shipped
+                for the default model.
         Raises:
             InputError: there is none, it cannot be loaded, or its vocabulary differs.
         """
-        if wanted is None and not self._is_default:
+        if draft_model is None and not self._is_default:
             raise InputError(
                 "draft_model is not given; valid: a causal LM with the target's tokenizer, such "
-                "as a smaller "
-                "one of its family"
+                "as a smaller one of its family"
             )
-        key = self.name(wanted) if wanted is None or _is_name(wanted) else id(wanted)
+        key = self.name(draft_model) if _is_named(draft_model) else id(draft_model)
         with self._lock:
-            if key not in self._made:
-                self._made[key] = self._load(wanted, self.name(wanted)), wanted
-            return self._made[key][0]
+            if key not in self._targets:
+                self._targets[key] = self._load(draft_model)
+                self._models.append(draft_model)
+            return self._targets[key]
 
-    def _load(self, wanted: Any, name: str) -> Target:
-        target, model, tokenizer = self._target, wanted, None
-        own = str(target.dtype).removeprefix("torch.")
+    def _load(self, draft_model: object) -> Target:
+        target = self._target
+        name = self.name(draft_model)
+        tokenizer = None
         try:
-            if wanted is None or _is_name(wanted):
-                loaded = load(name, dtype=own, device=str(target.device))
-                model, tokenizer = loaded.model, loaded.tokenizer
-            made = make_target(model, backend=target.backend)
+            if _is_named(draft_model):
+                dtype = str(target.dtype).removeprefix("torch.")
+                loaded = load(name, dtype=dtype, device=str(target.device))
+                tokenizer = loaded.tokenizer
+                draft = make_target(loaded.model, backend=target.backend)
+            else:
+                draft = make_target(draft_model, backend=target.backend)
         except InputError as error:
-            told = name if wanted is None or _is_name(wanted) else shown(wanted)
-            raise InputError(f"draft_model {told} cannot be used: {error}") from error
-        if (made.device, made.dtype) != (target.device, target.dtype):
+            value = name if _is_named(draft_model) else shown(draft_model)
+            raise InputError(f"draft_model {value} cannot be used: {error}") from error
+        if (draft.device, draft.dtype) != (target.device, target.dtype):
             valid = f"as the target, {target.dtype} on {target.device}"
-            raise InputError(f"draft_model is {made.dtype} on {made.device}; valid: {valid}")
-        given = [one.get_vocab() for one in (tokenizer, self._tokenizer) if one is not None]
-        same = given[0] == given[1] if len(given) == 2 else made.vocab_size == target.vocab_size
-        if not same:
+            raise InputError(f"draft_model is {draft.dtype} on {draft.device}; valid: {valid}")
+        if not self._has_same_tokens(draft, tokenizer):
             raise InputError(
-                f"draft_model {name} has a vocabulary of {made.vocab_size} tokens, the target "
-                f"one of "
-                f"{target.vocab_size}, or its tokens are others; valid: a model with the "
-                f"target's tokenizer"
+                f"draft_model {name} has a vocabulary of {draft.vocab_size} tokens, the target one "
+                f"of {target.vocab_size}, or its tokens are others; valid: a model with the "
+                "target's tokenizer"
             )
         if target.padding is not None:
-            made.padding = target.padding[target.padding < made.vocab_size]
-        return made
+            draft.padding = target.padding[target.padding < draft.vocab_size]
+        return draft
+
+    def _has_same_tokens(self, draft: Target, tokenizer: Tokenizer | None) -> bool:
+        """Whether a draft model has the target's tokens, as far as tokenizers are known."""
+        if tokenizer is not None and self._tokenizer is not None:
+            return tokenizer.get_vocab() == self._tokenizer.get_vocab()
+        return draft.vocab_size == self._target.vocab_size
 
 
-def _is_name(wanted: Any) -> bool:
-    return isinstance(wanted, str | Path)
+def _is_named(draft_model: object) -> bool:
+    """Whether a draft model is loaded by its name, the shipped one's included."""
+    return draft_model is None or isinstance(draft_model, str | Path)

@@ -106,7 +106,7 @@ class ModelContext:
 
     def _prefilled(self, tokens: list[int], check: Callable[[], None]) -> SparseCache:
         """A cache with what the policy selects of these tokens."""
-        full = self.model.new_cache(max(1, len(tokens)), whole=True)
+        full = self.model.new_cache(max(1, len(tokens)), keep_all=True)
         cache = SparseCache(full, self.slots, self.sinks, self.longest + 2)
         if tokens:
             last = self.model.prefill(tokens, full, lambda stage, done, total: check())
