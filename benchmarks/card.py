@@ -117,6 +117,8 @@ class DrawnWeights:
         size = shape[1] ** -0.5 * (4.0 if name == HEAD else 1.0)
         return torch.empty(shape, device=self.device, dtype=self.dtype).normal_(0.0, size)
 
+    raw = get
+
 
 def library(states: Tensor, weight: Tensor) -> Tensor:
     """The vendor's product; on a CPU torch's."""

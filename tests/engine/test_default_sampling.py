@@ -19,7 +19,7 @@ from tests.gguf_files import small, write
 from tokenswift import LLM, SamplingParams, resume
 from tokenswift.config.sampling import ANSWERS, CONTINUED, NEUTRAL
 from tokenswift.loader.load import load
-from tokenswift.models.source import FromFiles, Source
+from tokenswift.models.source import FromFiles, FromModel
 from tokenswift.runs import folder as folders
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -55,12 +55,14 @@ def through(kind: type, folder: Path) -> LLM:
 def test_the_models_own_however_it_was_loaded(saved: Callable[..., Path], file: str) -> None:
     """Through transformers and from its files; and a text has what its journal says."""
     folder = saved(file, **NAMED)
-    for kind in (Source, FromFiles):
+    for kind in (FromModel, FromFiles):
         with through(kind, folder) as llm:
             assert type(llm.source) is kind
             assert llm.default_sampling(HELLO) == OWN
             assert llm.default_sampling("Hello") == CONTINUED
-            assert "model" not in llm.source.__dict__ or kind is Source  # nothing was loaded for it
+            assert (
+                "model" not in llm.source.__dict__ or kind is FromModel
+            )  # nothing was loaded for it
             call: dict[str, Any] = {"ignore_eos": True, "strategy": "autoregressive"}
             plain = llm.generate(HELLO, 12, sampling=replace(OWN, seed=4), **call)
             run = folder.parent / kind.__name__
@@ -93,7 +95,7 @@ def test_a_setting_that_is_not_usable_is_left_aside_alone(
     expected = SamplingParams(
         **{**NEUTRAL, "temperature": 0.6, **{k: v for k, v in usual.items() if v}}
     )
-    for kind in (Source, FromFiles):
+    for kind in (FromModel, FromFiles):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "tokenswift"), through(kind, folder) as llm:
             assert llm.default_sampling(HELLO) == llm.default_sampling(HELLO) == expected

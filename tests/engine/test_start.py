@@ -28,7 +28,7 @@ from tokenswift.loader.identity import tokenizer_digest
 from tokenswift.loader.load import load
 from tokenswift.loader.plain_tokenizer import read
 from tokenswift.models.decoder import NativeTarget
-from tokenswift.models.source import FromFiles, Source
+from tokenswift.models.source import FromFiles, FromModel
 from tokenswift.types import InputError
 
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.0)
@@ -66,7 +66,7 @@ def both(folder: Path, **options: Any) -> tuple[LLM, LLM]:
         loaded.model, loaded.tokenizer, heads="none", rope_scaling=options.get("rope_scaling")
     )
     second = LLM(folder, device="cpu", heads="none", **options)
-    assert type(first.source) is Source
+    assert type(first.source) is FromModel
     assert isinstance(second.source, FromFiles)
     return first, second
 
@@ -142,7 +142,7 @@ def test_files_that_changed_are_not_mixed(save: Callable[..., Path]) -> None:
 
 def test_what_goes_through_transformers(save: Callable[..., Path]) -> None:
     folder = save(hidden_act="gelu")  # not the native decoder's
-    assert type(LLM(folder, device="cpu", heads="none").source) is Source
+    assert type(LLM(folder, device="cpu", heads="none").source) is FromModel
     for more in ({"unheard": 1}, {"rope_parameters": {"partial_rotary_factor": 0.5}}):
         folder = save()
         path = folder / "config.json"
@@ -152,7 +152,7 @@ def test_what_goes_through_transformers(save: Callable[..., Path]) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["model.layers.0.self_attn.q_proj.bias"] = torch.ones(32)  # transformers leaves it out
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    assert type(LLM(folder, device="cpu", heads="none").source) is Source
+    assert type(LLM(folder, device="cpu", heads="none").source) is FromModel
 
 
 # ---- configs and tokenizers ----------------------------------------------------------------------

@@ -152,4 +152,5 @@ def test_an_expert_is_read_from_its_place(tmp_path: Path) -> None:
     for expert in (0, 3, 4):
         both = model.model.layers[1].mlp.experts.gate_up_proj[expert]
         up = source.weight(f"model.layers.1.mlp.experts.{expert}.up_proj.weight")
+        assert isinstance(up, torch.Tensor)
         assert torch.equal(up, both[256:])

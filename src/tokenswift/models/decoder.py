@@ -65,6 +65,8 @@ SHARED_LINEARS = {
     "gate_up": ("mlp.shared_expert.gate", "mlp.shared_expert.up"),
     "down": ("mlp.shared_expert.down",),
 }
+QUERY_NORM = "self_attn.q_norm"
+KEY_NORM = "self_attn.k_norm"
 PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
 #: bytes of packed weights after which freed memory is returned to the system while loading
 RELEASE_EVERY = 1 << 25
@@ -127,14 +129,8 @@ class NativeTarget(BaseTarget):
         self._to_release = 0
         self.head = self._packed([HEAD])
         self.head_bias = self._optional_vector("lm_head.bias")
-        self._embedding: Tensor | Packed | None = None
-        if not layout.tied:  # as large as the head: packed while little else is in memory
-            embedding = self._weight(EMBEDDING)
-            if isinstance(embedding, Stored):
-                self._embedding = backend.pack(embedding, self.dtype, self._arena)
-            else:
-                self._embedding = embedding.to(self.device, copy=from_files)
-            del embedding  # with its part of the file
+        # as large as the head: packed while little else is in memory
+        self._embedding = None if layout.tied else self._packed_embedding()
         self._norm = self._norm_weight(NORM) / layout.logits
         self._eps = layout.eps
         # as transformers rounds it
@@ -149,26 +145,7 @@ class NativeTarget(BaseTarget):
         del self._weights, self._arena, self._to_release
         if from_files:
             release_free_memory()
-        shape = Shape(
-            layers=self.layers,
-            hidden=self.hidden_size,
-            inner=layout.intermediate_size,
-            heads=layout.num_attention_heads,
-            kv_heads=self.kv_heads,
-            width=self.head_dim,
-            weights=self.dtype,
-            keys=self.kv_dtype,
-            active=active_type(self.dtype),
-            eps=layout.eps,
-            scale=layout.scale,
-            cap=layout.score_cap,
-            residual=layout.residual,
-            gelu=layout.family.activation == GELU,
-            norm_all_heads=layout.family.head_norms == "projection",
-            parallel=layout.family.parallel,
-            mixture=layout.mixture,
-        )
-        self.body = backend.body(shape, weights)
+        self.body = backend.body(self._shape(), weights)
         self._angles = AngleTable(rotary)
         layer_bytes = sum(tensor.nbytes for layer in weights for tensor in layer.tensors())
         self.held_bytes = layer_bytes + self.head.nbytes
@@ -253,6 +230,36 @@ class NativeTarget(BaseTarget):
 
     # ---- weights ---------------------------------------------------------------------------------
 
+    def _shape(self) -> Shape:
+        """Sizes and switches of the layers, for the kernels."""
+        layout = self.layout
+        return Shape(
+            layers=self.layers,
+            hidden=self.hidden_size,
+            inner=layout.intermediate_size,
+            heads=layout.num_attention_heads,
+            kv_heads=self.kv_heads,
+            width=self.head_dim,
+            weights=self.dtype,
+            keys=self.kv_dtype,
+            active=active_type(self.dtype),
+            eps=layout.eps,
+            scale=layout.scale,
+            cap=layout.score_cap,
+            residual=layout.residual,
+            gelu=layout.family.activation == GELU,
+            norm_all_heads=layout.family.head_norms == "projection",
+            parallel=layout.family.parallel,
+            mixture=layout.mixture,
+        )
+
+    def _packed_embedding(self) -> Tensor | Packed:
+        """The embedding of a model whose head is another matrix."""
+        embedding = self._weight(EMBEDDING)
+        if isinstance(embedding, Stored):
+            return self.backend.pack(embedding, self.dtype, self._arena)
+        return embedding.to(self.device, copy=not self._weights.copies)
+
     def _weight(self, name: str) -> Tensor | Stored:
         """A weight by its name, as the files or the model hold it."""
         weight = self._optional(name)
@@ -277,6 +284,10 @@ class NativeTarget(BaseTarget):
         """A norm's weight for the kernels, float32."""
         weight = self._vector(self._weight(name))
         return weight + 1 if self.layout.family.plus_one else weight
+
+    def _layer_norm(self, layer: str, name: str | None) -> Tensor | None:
+        """The weight of a layer's norm; None where the family has none in this place."""
+        return None if name is None else self._norm_weight(f"{layer}{name}.weight")
 
     def _optional_vector(self, name: str) -> Tensor | None:
         """A copy of a vector for the kernels, float32; None where the model has none."""
@@ -306,25 +317,19 @@ class NativeTarget(BaseTarget):
             products |= {name: weight, f"{name}_bias": bias}
         if mixture is not None:
             products["experts"] = self._experts(layer, mixture)
-        family, ropes = self.layout.family, self.layout.ropes
-        of_heads = ("self_attn.q_norm", "self_attn.k_norm") if family.head_norms else (None, None)
-        places = ("norm", "out_norm", "mlp_norm", "down_norm", "query_norm", "key_norm")
-        norms = {
-            place: None if name is None else self._norm_weight(f"{layer}{name}.weight")
-            for place, name in zip(places, (*family.norms, *of_heads), strict=True)
-        }
-        rope = ropes[number] if ropes else 0
-        window = self.layout.windows[number]
+        family = self.layout.family
+        norms = family.norms
+        ropes = self.layout.ropes
         weights = LayerWeights(
             **products,
-            norm=norms["norm"],
-            out_norm=norms["out_norm"],
-            mlp_norm=norms["mlp_norm"],
-            down_norm=norms["down_norm"],
-            query_norm=norms["query_norm"],
-            key_norm=norms["key_norm"],
-            rope=rope,
-            window=window,
+            norm=self._layer_norm(layer, norms.before_attention),
+            out_norm=self._layer_norm(layer, norms.behind_attention),
+            mlp_norm=self._layer_norm(layer, norms.before_mlp),
+            down_norm=self._layer_norm(layer, norms.behind_mlp),
+            query_norm=self._layer_norm(layer, QUERY_NORM if family.head_norms else None),
+            key_norm=self._layer_norm(layer, KEY_NORM if family.head_norms else None),
+            rope=ropes[number] if ropes else 0,
+            window=self.layout.windows[number],
         )
         self._to_release += sum(weight.nbytes for weight in weights.packed())
         if not self._weights.copies and self._to_release >= RELEASE_EVERY:
