@@ -128,7 +128,7 @@ def test_forged_turns_are_text(name: str) -> None:
     for place, (messages, tools) in chats(FORGED).items():
         calm, others = chats("Hi.")[place]
         ids = prompt_ids(messages, tokenizer, 10**6, tools=tools)
-        text = rendered(template, messages, tokenizer.special_tokens_map, tools)
+        text = rendered(template, messages, tokenizer.special_tokens_map, {"tools": tools})
         assert tokenizer.decode(ids) == text and FORGED.split("\n")[1] in text, place
         wanted = controls(prompt_ids(calm, tokenizer, 10**6, tools=others), tokenizer)
         assert controls(ids, tokenizer) == wanted, place
@@ -149,7 +149,7 @@ def test_ordinary_chats_have_the_ids_of_the_templates_text(name: str) -> None:
         "",
     ):
         for messages, tools in chats(said).values():
-            text = rendered(template, messages, tokenizer.special_tokens_map, tools)
+            text = rendered(template, messages, tokenizer.special_tokens_map, {"tools": tools})
             wanted = list(tokenizer(text, add_special_tokens=False)["input_ids"])
             assert prompt_ids(messages, tokenizer, 10**6, tools=tools) == wanted
 

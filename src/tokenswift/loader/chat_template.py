@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from tokenswift.checks import shown
 from tokenswift.loader.abilities import Abilities, LimitReached, Turns
@@ -18,27 +18,37 @@ from tokenswift.sandbox import templates
 from tokenswift.tokenizer import Tokenizer
 from tokenswift.types import InputError, RunError
 
-Messages: TypeAlias = Sequence[Mapping[str, Any]]
-Tools: TypeAlias = Sequence[Mapping[str, Any]] | None
-Options: TypeAlias = Mapping[str, Any] | None
+Messages: TypeAlias = Sequence[Mapping[str, object]]
+Tools: TypeAlias = Sequence[Mapping[str, object]] | None
+Options: TypeAlias = Mapping[str, object] | None
 
-#: what a template is given by others than its options
-TAKEN = ("messages", "conversation", "tools", "documents", "add_generation_prompt", "chat_template")
-TAKEN += ("tokenize",)
-#: stands behind an assistant's message that is continued; and for one: no template writes it, or
-#: changes it
-END, PROBE = "31415926535897932384626", "31415926"
-SECONDS, MEMORY = 2, 2**28  # processor time of a template, and bytes of address space
-#: names under which reasoning is passed, the usual one first
+#: variables of a template that are no options
+RESERVED = (
+    "messages",
+    "conversation",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "chat_template",
+    "tokenize",
+)
+#: stands behind an assistant's message that is continued; no template writes it, or changes it
+END = "31415926535897932384626"
+#: stands for an assistant's message
+PROBE = "31415926"
+SECONDS = 2  # processor time of a template
+MEMORY = 2**28  # bytes of its address space
+#: names under which reasoning is passed, the most common one first
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
-def template_of(tokenizer: object, tools: bool = False) -> Any:
-    """The chat template of a tokenizer, of several the one for chats (with tools); None without."""
-    found = getattr(tokenizer, "chat_template", None)
-    if isinstance(found, dict):
-        return (found.get("tool_use") if tools else None) or found.get("default")
-    return found
+def template_of(tokenizer: object, tools: bool = False) -> object:
+    """The chat template of a tokenizer, of several the one for chats (with tools); None without.
+    It is a text, unless somebody has set it to something else."""
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):
+        return (template.get("tool_use") if tools else None) or template.get("default")
+    return template
 
 
 def has_template(tokenizer: object) -> bool:
@@ -46,7 +56,7 @@ def has_template(tokenizer: object) -> bool:
     return bool(template_of(tokenizer))
 
 
-def check_template_options(options: Options) -> dict[str, Any]:
+def check_template_options(options: Options) -> dict[str, object]:
     """The options of a chat template.
 
     Raises:
@@ -58,8 +68,8 @@ def check_template_options(options: Options) -> dict[str, Any]:
             f"template_options is {shown(options)}; valid: {valid}", "template_options"
         )
     for name in options or ():
-        if not isinstance(name, str) or not name.isidentifier() or name in TAKEN:
-            valid = f"names of the template's variables, but for {', '.join(TAKEN)}"
+        if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
+            valid = f"names of the template's variables, but for {', '.join(RESERVED)}"
             raise InputError(
                 f"template_options holds {shown(name)}; valid: {valid}", "template_options"
             )
@@ -87,16 +97,16 @@ def abilities_of(template: str, tokenizer: Tokenizer) -> Abilities:
 
 @lru_cache(8)
 def _abilities(template: str, special: str) -> Abilities:
-    named = json.loads(special)
+    special_tokens = json.loads(special)
 
-    def render(turns: Turns, variables: Mapping[str, Any]) -> str:
-        return rendered(template, turns, named, **variables)
+    def render(turns: Turns, variables: Mapping[str, object]) -> str:
+        return rendered(template, turns, special_tokens, variables)
 
     return Abilities(render)
 
 
 def prepare() -> None:
-    """Start what renders templates now, beside what else takes time; what is wrong the first chat
+    """Start what renders templates now, while the model is loaded; what is wrong the first chat
     says."""
     with suppress(RunError), templates.lock:
         templates.ensure_process()
@@ -104,11 +114,9 @@ def prepare() -> None:
 
 def rendered(
     template: str,
-    messages: Sequence[Mapping[str, Any]],
-    special: Mapping[str, Any],
-    /,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    **options: Any,
+    messages: Messages,
+    special: Mapping[str, object],
+    variables: Mapping[str, object] | None = None,
 ) -> str:
     """The text of chat messages, as transformers' ``apply_chat_template`` has it.
 
@@ -116,18 +124,22 @@ def rendered(
         template: of the model.
         messages: each with a role, a content and whatever else JSON can hold.
         special: the tokenizer's special tokens by name.
-        tools: as JSON has them.
-        options: variables of the template; ``add_generation_prompt``: end where the answer begins
-            (default).
+        variables: of the template, besides: ``tools``; ``add_generation_prompt``: end where the
+            answer begins (default).
     Raises:
         InputError: the template meets a limit, refuses the messages, or is none.
         RunError: no process can be started.
     """
-    usual = {"documents": None, "add_generation_prompt": True}
-    turns = [_usual(message) for message in messages]
-    given = {**usual, **options, **special, "messages": turns, "tools": tools}
+    scope = {
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": True,
+        **(variables or {}),
+        **special,
+        "messages": [_in_common_form(message) for message in messages],
+    }
     try:
-        answer = templates.ask("render", SECONDS, MEMORY, template, given)
+        answer = templates.ask("render", SECONDS, MEMORY, template, scope)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"messages are not JSON ({error}); valid: texts, numbers, lists"
@@ -141,11 +153,13 @@ def rendered(
     return answer.get("text", "")
 
 
-def _usual(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as transformers hands it to templates: no empty fields, reasoning under the usual
-    names."""
-    made = {key: value for key, value in message.items() if value is not None}
+def _in_common_form(message: Mapping[str, object]) -> dict[str, object]:
+    """A message as transformers hands it to templates: no empty fields, reasoning under the most
+    common names."""
+    fields = {name: value for name, value in message.items() if value is not None}
     if message.get("tool_calls") and "content" in message:
-        made["content"] = message["content"]  # None tells some templates that calls alone are said
-    thought = next((made[key] for key in REASONING if key in made), None)
-    return made if thought is None else {"thinking": thought, **made, REASONING[0]: thought}
+        fields["content"] = message["content"]  # None tells some templates that calls alone follow
+    thought = next((fields[name] for name in REASONING if name in fields), None)
+    if thought is None:
+        return fields
+    return {"thinking": thought, **fields, REASONING[0]: thought}

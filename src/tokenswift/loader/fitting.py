@@ -23,9 +23,12 @@ from tokenswift.loader.abilities import (
 )
 from tokenswift.loader.call_forms import Family
 
-MARK, CALL_MARK, ARGUMENT_MARK = "31415{:05}92653", "mark31415{:05}{:03}26535", "31415{:05}{:03}897"
+#: marks of a message, of the name of a call, and of its argument, by their numbers
+MARK = "31415{:05}92653"
+CALL_MARK = "mark31415{:05}{:03}26535"
+ARGUMENT_MARK = "31415{:05}{:03}897"
 #: what the model is told where its template has no place for tools
-TOLD = """You can call functions. As JSON, they are:
+TOOLS_NOTE = """You can call functions. As JSON, they are:
 {tools}
 To call one, answer with nothing but {example}"""
 TOOLS_IN_WORDS = "the model's chat template has no place for tools: a system message tells of them"
@@ -39,8 +42,8 @@ class Fitted:
 
     Attributes:
         turns: its messages.
-        variables: the template's.
-        warnings: what is said in words, and what is lost.
+        variables: variables of the template.
+        warnings: lines on what is told in words, and on what is lost.
     """
 
     turns: Turns
@@ -224,7 +227,8 @@ def _result_in_words(turn: Mapping[str, object], role: str) -> dict[str, object]
     """A result as a role's text; one whose call nobody knows begins with its name already."""
     if role != "user":
         return {**turn, "role": role}
-    name, content = turn.get("name"), str(turn["content"])
+    name = turn.get("name")
+    content = str(turn["content"])
     named = content if content.startswith(f"{name}: ") else f"{name}: {content}"
     return {"role": "user", "content": f"Result of {named}"}
 
@@ -234,7 +238,7 @@ def _with_tools_in_words(
 ) -> Turns:
     """Messages whose first one is the system's and tells of tools."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    note = TOLD.format(tools=listed, example=family.example)
+    note = TOOLS_NOTE.format(tools=listed, example=family.example)
     if messages[0]["role"] != "system":
         return [{"role": "system", "content": note}, *messages]
     content = messages[0]["content"]
@@ -262,7 +266,8 @@ class Trial:
     def __init__(
         self, form: Turns, variables: Mapping[str, object], with_tools: bool, render: Render
     ) -> None:
-        self._variables, self._render = variables, render
+        self._variables = variables
+        self._render = render
         self._needed = [TOOL, PARAMETER] if with_tools else []
         self._of_assistant: list[str] = []
         probe = [self._marked(i, turn) for i, turn in enumerate(form)]
@@ -298,7 +303,8 @@ class Trial:
 
     def _marked_call(self, index: int, at: int, call: Mapping[str, object]) -> dict[str, object]:
         function = call["function"]
-        name, argument = CALL_MARK.format(index, at), ARGUMENT_MARK.format(index, at)
+        name = CALL_MARK.format(index, at)
+        argument = ARGUMENT_MARK.format(index, at)
         self._needed += [name, argument]
         arguments: object = {"text": argument}
         if isinstance(function, Mapping) and isinstance(function["arguments"], str):

@@ -25,7 +25,9 @@ def part_names(name: str) -> list[str]:
     named = _PART.fullmatch(name)
     if named is None:
         return [name]
-    stem, number, count = named[1], int(named[2]), int(named[3])
+    stem = named[1]
+    number = int(named[2])
+    count = int(named[3])
     if not 1 <= number <= count <= MOST_PARTS:
         return [name]
     end = name[len(name) - len(GGUF_END) :]

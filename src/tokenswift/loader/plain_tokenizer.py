@@ -11,32 +11,42 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenswift.files import MOST_CONFIG, MOST_TOKENIZER, read_small
 from tokenswift.loader.errors import refused_as
 from tokenswift.types import InputError
 
 if TYPE_CHECKING:
+    import tokenizers
     from transformers import PreTrainedTokenizerFast
 
 
-FILE, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+FILE = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
 #: files and folders that say more
 MORE = ("tekken.json", "additional_chat_templates")
+#: files that say more of added tokens, where the config names none
+MORE_TOKENS = ("added_tokens.json", "special_tokens_map.json")
 #: special tokens with names, as transformers has them
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 #: fields of a tokenizer's config that change ids in a way that is not known here
 CHANGES = ("add_prefix_space", "fix_mistral_regex", "from_slow", "split_special_tokens")
-#: classes that load the file, and the families where they do; Qwen's names its special tokens
-#: itself
+#: Qwen's classes, which name special tokens themselves
 QWEN = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
-FAMILIES = dict.fromkeys(
-    ("TokenizersBackend", "PreTrainedTokenizerFast"), ("llama", "mistral", "qwen3")
-)
-FAMILIES |= dict.fromkeys(QWEN, ("qwen2", "qwen3"))
-END = "<|endoftext|>"  # which Qwen's class takes for names that a file leaves out
-_PLAIN = {
+#: classes that load the file, and the families where they do
+FAMILIES = {
+    "TokenizersBackend": ("llama", "mistral", "qwen3"),
+    "PreTrainedTokenizerFast": ("llama", "mistral", "qwen3"),
+    "Qwen2Tokenizer": ("qwen2", "qwen3"),
+    "Qwen2TokenizerFast": ("qwen2", "qwen3"),
+}
+#: what Qwen's classes take for special tokens that a file leaves out
+QWEN_END = "<|endoftext|>"
+QWEN_DEFAULTS = {"unk_token": QWEN_END, "eos_token": QWEN_END, "pad_token": QWEN_END}
+#: fields of an added token that is nothing but a special one
+PLAIN_SPECIAL = {
     "single_word": False,
     "lstrip": False,
     "rstrip": False,
@@ -46,25 +56,30 @@ _PLAIN = {
 
 
 class PlainTokenizer:
-    """What `loader.prompts` and the engine ask of a tokenizer; names as of transformers' own.
+    """What prompts and the engine ask of a tokenizer (`tokenizer.Tokenizer`), without transformers;
+    the names are those of transformers' own.
 
     Args:
-        made: the tokenizer as its library has it, a ``tokenizers.Tokenizer``.
+        backend: the tokenizer as its library has it.
         special: special tokens by name (``bos_token``, …).
         template: the chat template, or None.
     """
 
-    def __init__(self, made: Any, special: Mapping[str, str], template: str | None) -> None:
-        self.backend_tokenizer = made
-        self.special_tokens_map, self.chat_template = dict(special), template
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special: Mapping[str, str], template: str | None
+    ) -> None:
+        ids = {name: backend.token_to_id(token) for name, token in special.items()}
+        self.backend_tokenizer = backend
+        self.special_tokens_map = dict(special)
+        self.chat_template = template
         self.bos_token = special.get("bos_token")
-        ids = {name: made.token_to_id(token) for name, token in special.items()}
-        self.bos_token_id, self.eos_token_id = ids.get("bos_token"), ids.get("eos_token")
+        self.bos_token_id = ids.get("bos_token")
+        self.eos_token_id = ids.get("eos_token")
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
         """The ids of a text, under "input_ids"."""
-        made = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return {"input_ids": made.ids}
+        encoding = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return {"input_ids": encoding.ids}
 
     def decode(
         self,
@@ -84,6 +99,22 @@ class PlainTokenizer:
         return self.backend_tokenizer.get_vocab(with_added_tokens=True)
 
 
+class _Files(NamedTuple):
+    """What the files of a tokenizer say.
+
+    Attributes:
+        text: the tokenizer's own file.
+        template: the chat template, or None.
+        special: special tokens by name; None: the files say more than is known here.
+        added: names of added tokens.
+    """
+
+    text: str
+    template: str | None
+    special: dict[str, str] | None
+    added: list[str]
+
+
 def read(folder: Path, family: str) -> PlainTokenizer | None:
     """The tokenizer of a model folder, without transformers.
 
@@ -97,54 +128,69 @@ def read(folder: Path, family: str) -> PlainTokenizer | None:
     if any((folder / name).exists() for name in MORE) or not (folder / FILE).is_file():
         return None
     try:
-        said = json.loads(read_small(folder / CONFIG, MOST_CONFIG))
-        text = read_small(folder / FILE, MOST_TOKENIZER).decode()
-        template = said.get("chat_template")
-        if (folder / TEMPLATE).exists():
-            template = read_small(folder / TEMPLATE, MOST_TOKENIZER).decode()
-        added = json.loads(text)["added_tokens"]
-        names = [str(token["content"]) for token in added]
-        special = _special(folder, said, added)
-        if family not in FAMILIES.get(said["tokenizer_class"], ()) or not isinstance(
-            template, str | None
-        ):
-            return None
+        files = _files(folder, family)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # transformers says what is wrong
-    check_lengths(names, f"tokenizer {folder / FILE}")
-    with refused_as(f"tokenizer {folder / FILE} cannot be read"):
-        made = Tokenizer.from_str(text)
-    if special is None or made.truncation is not None or made.padding is not None:
+    if files is None:
         return None
-    if made.post_processor is None:
-        made.post_processor = processors.TemplateProcessing("$A:0", "$A:0 $B:1", [])
-    return PlainTokenizer(made, special, template)
+    check_lengths(files.added, f"tokenizer {folder / FILE}")
+    with refused_as(f"tokenizer {folder / FILE} cannot be read"):
+        backend = Tokenizer.from_str(files.text)
+    if files.special is None or backend.truncation is not None or backend.padding is not None:
+        return None
+    if backend.post_processor is None:
+        backend.post_processor = processors.TemplateProcessing("$A:0", "$A:0 $B:1", [])
+    return PlainTokenizer(backend, files.special, files.template)
+
+
+def _files(folder: Path, family: str) -> _Files | None:
+    """What the files of a folder say; None where transformers makes another class of them.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError: they are not what
+            they should be.
+    """
+    config = json.loads(read_small(folder / CONFIG, MOST_CONFIG))
+    text = read_small(folder / FILE, MOST_TOKENIZER).decode()
+    template = config.get("chat_template")
+    if (folder / TEMPLATE).exists():
+        template = read_small(folder / TEMPLATE, MOST_TOKENIZER).decode()
+    added = json.loads(text)["added_tokens"]
+    names = [str(token["content"]) for token in added]
+    special = _special(folder, config, added)
+    if family not in FAMILIES.get(config["tokenizer_class"], ()):
+        return None
+    if not isinstance(template, str | None):
+        return None
+    return _Files(text, template, special, names)
 
 
 def _special(
-    folder: Path, said: Mapping[str, Any], added: list[dict[str, Any]]
+    folder: Path, config: Mapping[str, Any], added: Sequence[Mapping[str, Any]]
 ) -> dict[str, str] | None:
     """Special tokens by name, of a config and the added tokens of the tokenizer's own file; None
     where the two say different things, or the config more than is known here."""
-    if any(map(said.get, CHANGES)):
+    if any(config.get(name) for name in CHANGES):
         return None
-    if "added_tokens_decoder" in said:
-        if [
-            {"id": int(at), **token} for at, token in said["added_tokens_decoder"].items()
-        ] != added:
+    if "added_tokens_decoder" in config:
+        decoder = config["added_tokens_decoder"]
+        if [{"id": int(number), **token} for number, token in decoder.items()] != added:
             return None
-    elif any((folder / file).exists() for file in ("added_tokens.json", "special_tokens_map.json")):
+    elif any((folder / name).exists() for name in MORE_TOKENS):
         return None
-    named = {name: said[name] for name in NAMED if name in said}
-    named = {name: one["content"] if isinstance(one, dict) else one for name, one in named.items()}
-    if said["tokenizer_class"] in QWEN:
-        named = dict.fromkeys(("unk_token", "eos_token", "pad_token"), END) | named
-    found = {name: token for name, token in named.items() if token is not None}
-    extra = said.get("additional_special_tokens") or said.get("extra_special_tokens") or []
-    plain = {token["content"] for token in added if {**token, **_PLAIN} == token}
-    return (
-        found if isinstance(extra, list) and plain.issuperset([*found.values(), *extra]) else None
-    )
+    stated: dict[str, Any] = {}
+    if config["tokenizer_class"] in QWEN:
+        stated.update(QWEN_DEFAULTS)
+    for name in NAMED:
+        if name in config:
+            token = config[name]
+            stated[name] = token["content"] if isinstance(token, dict) else token
+    special = {name: token for name, token in stated.items() if token is not None}
+    extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
+    if not isinstance(extra, list):
+        return None
+    plain = {token["content"] for token in added if {**token, **PLAIN_SPECIAL} == token}
+    return special if plain.issuperset([*special.values(), *extra]) else None
 
 
 #: characters of a token, of which real ones have a few hundred, and of all tokens, a few million:
@@ -169,13 +215,13 @@ def check_lengths(tokens: Sequence[str], where: str) -> None:
         raise InputError(f"{where} has {total:,} characters; valid: up to {MOST_CHARACTERS:,}")
 
 
-def wrapped(made: PlainTokenizer) -> PreTrainedTokenizerFast:
+def wrapped(tokenizer: PlainTokenizer) -> PreTrainedTokenizerFast:
     """The same as transformers has it."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
-        tokenizer_object=made.backend_tokenizer,
-        chat_template=made.chat_template,
+        tokenizer_object=tokenizer.backend_tokenizer,
+        chat_template=tokenizer.chat_template,
         clean_up_tokenization_spaces=False,
-        **made.special_tokens_map,
+        **tokenizer.special_tokens_map,
     )
