@@ -31,7 +31,7 @@ from tokenswift.kv.memory import large_empty
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import Target
 from tokenswift.turns import take_turns
-from tokenswift.types import Step
+from tokenswift.types import InputError, Step
 
 ROWS = (1, 2, 4, 5, 8, 16, 41, 64)
 SIDE = {"cpu": 2048, "cuda": 8192}  # of the square matrices multiplied to measure arithmetic
@@ -155,7 +155,11 @@ def _together(
     trial: Trial, states: list[Prefilled], strategy: str, count: int
 ) -> tuple[float, list[tuple[int, ...]]]:
     """Tokens a second while so many texts are under way, and the texts; seeds tell those of one
-    prompt apart."""
+    prompt apart.
+
+    Raises:
+        InputError: a text ended before another had begun.
+    """
     arrivals: list[list[Arrival]] = [[] for _ in range(count)]
     with Scheduler(trial.llm, count) as scheduler:
         tickets = []
@@ -172,6 +176,11 @@ def _together(
             ticket.wait()
     start = max(of_text[0].time for of_text in arrivals)
     end = min(of_text[-1].time for of_text in arrivals)
+    if end <= start:
+        raise InputError(
+            f"points is {trial.new_tokens}, so short that not all of {count} texts are under way "
+            "at once; valid: more new tokens"
+        )
     tokens = sum(
         arrival.count for of_text in arrivals for arrival in of_text if start < arrival.time <= end
     )

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -48,7 +48,7 @@ class LineProcess:
             cwd=folder,
         )
 
-    def __enter__(self) -> LineProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -95,6 +95,25 @@ class LineProcess:
 
     def _ended(self) -> RunError:
         return RunError(f"{self._name} ended with code {self.close()}")
+
+
+class LlamaProcess(LineProcess):
+    """llama.cpp on a model's file, in a process of its own.
+
+    Args:
+        python: an interpreter that has llama_cpp.
+        program: one of `benchmarks.peers`.
+        file: the model.
+        threads: of each pass.
+
+    Attributes:
+        version: of llama_cpp.
+    """
+
+    def __init__(self, python: str, program: str, file: Path, threads: int) -> None:
+        command = [python, str(PEERS / program), str(file), str(threads)]
+        super().__init__("llama.cpp's process", command)
+        self.version = self.read(str)
 
 
 def last_line_of(

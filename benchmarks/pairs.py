@@ -26,7 +26,7 @@ from tokenswift.turns import take_turns
 ROOT = Path(__file__).resolve().parents[1]
 
 
-class Checkout:
+class Checkout(LineProcess):
     """One checkout's process.
 
     Args:
@@ -41,17 +41,17 @@ class Checkout:
     def __init__(self, folder: Path, model: Path, loading: dict[str, str]) -> None:
         program = str(PEERS / "checkout_passes.py")
         place = model.resolve() if model.exists() else model  # or the name of a model
-        self.process = LineProcess(
+        super().__init__(
             "a checkout's process",
             [sys.executable, program, str(place), json.dumps(loading)],
             folder=folder,
             environment={"PYTHONPATH": str(folder / "src"), "TOKENSWIFT_SHAPES": "0"},
         )
-        self.kv_bytes = self.process.read(int)
+        self.kv_bytes = self.read(int)
 
     def pass_ms(self, context: int, rows: int) -> float:
         """Milliseconds of a pass of some rows behind a context, with its LM head."""
-        return self.process.ask([context, rows], float)
+        return self.ask([context, rows], float)
 
 
 def compare(
@@ -90,7 +90,7 @@ def main() -> None:
     file = model_file(options.model)
     this = Checkout(ROOT, file, {"kv_cache_dtype": options.kv_cache_dtype})
     other = Checkout(options.against.resolve(), file, {})
-    with this.process, other.process:
+    with this, other:
         for context in options.contexts:
             for rows in options.rows:
                 row = {

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.fetch import model_file, model_name
-from benchmarks.json_lines import PEERS, LineProcess, publish
+from benchmarks.json_lines import LlamaProcess, publish
 from benchmarks.prompts import SHIPPED
 from benchmarks.row import commit, machine
 from tokenswift import LLM
@@ -61,8 +61,8 @@ class PeerAnswer:
     choices: list[int]
 
 
-class Peer:
-    """llama.cpp on the same file, in a process of its own.
+class Peer(LlamaProcess):
+    """llama.cpp on the same file.
 
     Args:
         python: an interpreter that has llama_cpp.
@@ -71,15 +71,11 @@ class Peer:
     """
 
     def __init__(self, python: str, file: Path, threads: int) -> None:
-        program = str(PEERS / "llama_quality.py")
-        self.process = LineProcess(
-            "llama.cpp's process", [python, program, str(file), str(threads)]
-        )
-        self.version = self.process.read(str)
+        super().__init__(python, "llama_quality.py", file, threads)
 
     def judged(self, ids: Sequence[int], count: int) -> Judgement:
         """See :func:`judged`."""
-        answer = self.process.ask({"ids": list(ids), "count": count}, PeerAnswer)
+        answer = self.ask({"ids": list(ids), "count": count}, PeerAnswer)
         return Judgement(torch.tensor(answer.losses).double(), torch.tensor(answer.choices))
 
 
@@ -161,7 +157,7 @@ def main() -> None:
     if options.peer:
         peer = Peer(options.peer, file, torch.get_num_threads())
         peer_version = peer.version
-        with peer.process:
+        with peer:
             judgements[PEER_KIND] = {
                 context: [peer.judged(ids, judged_count(context)) for ids in same_length]
                 for context, same_length in texts.items()

@@ -25,7 +25,7 @@ import torch
 from benchmarks import prompts
 from benchmarks.common import AUTO, PLAIN, median, ratios
 from benchmarks.fetch import model_file
-from benchmarks.json_lines import PEERS, LineProcess, publish
+from benchmarks.json_lines import LlamaProcess, publish
 from benchmarks.row import commit, machine
 from benchmarks.words import Measured
 from tokenswift import LLM, Grammar
@@ -166,8 +166,8 @@ class PeerSpeed:
     writing: float
 
 
-class Peer:
-    """llama.cpp on the same file, in a process of its own.
+class Peer(LlamaProcess):
+    """llama.cpp on the same file.
 
     Args:
         python: an interpreter that has llama_cpp.
@@ -176,15 +176,11 @@ class Peer:
     """
 
     def __init__(self, python: str, file: Path, threads: int) -> None:
-        program = str(PEERS / "llama_speed.py")
-        self.process = LineProcess(
-            "llama.cpp's process", [python, program, str(file), str(threads)]
-        )
-        self.version = self.process.read(str)
+        super().__init__(python, "llama_speed.py", file, threads)
 
     def speed(self, prompt: list[int], continuation: list[int]) -> PeerSpeed:
         """How fast it runs these tokens."""
-        return self.process.ask({"prompt": prompt, "continuation": continuation}, PeerSpeed)
+        return self.ask({"prompt": prompt, "continuation": continuation}, PeerSpeed)
 
 
 def prompt_of(llm: LLM, task: Task) -> list[int]:
@@ -335,7 +331,7 @@ def main() -> int:
     heads = "auto" if options.eagle == "auto" else "none"
     llm = LLM(str(file), heads=heads, eagle=options.eagle)
     peer = Peer(options.peer, file, torch.get_num_threads()) if options.peer else None
-    with peer.process if peer else nullcontext():
+    with peer if peer else nullcontext():
         for name in options.only or [*TASKS, *map(str, CONTEXTS)]:
             if name.isdigit():
                 measured = measure_context(llm, int(name), peer, options.rounds)

@@ -36,8 +36,7 @@ def peer(tmp_path: Path) -> Iterator[real.Peer]:
     program = tmp_path / "python"
     program.write_text(PROGRAM.format(python=sys.executable))
     program.chmod(0o755)
-    peer = real.Peer(str(program), tmp_path / "model.gguf", 1)
-    with peer.process:
+    with real.Peer(str(program), tmp_path / "model.gguf", 1) as peer:
         yield peer
 
 
