@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
-from tokenswift.types import Loop, Metrics, Step, distinct
+from tokenswift.types import Litany, Loop, Metrics, Step, distinct
 
 PREFILL = "prefill"
 
@@ -77,7 +77,11 @@ class Meter:
             self.phase(name).seconds += value
 
     def finish(
-        self, tokens: Sequence[int], draft_passes: int = 0, loop: Loop | None = None
+        self,
+        tokens: Sequence[int],
+        draft_passes: int = 0,
+        loop: Loop | None = None,
+        litany: Litany | None = None,
     ) -> Metrics:
         """The figures of the run.
 
@@ -85,6 +89,7 @@ class Meter:
             tokens: the new tokens, as handed to the user.
             draft_passes: model passes made only to draft.
             loop: where the text repeats itself.
+            litany: where it goes on in one form.
         """
         counts = self._counts
         phases = self.seconds
@@ -108,4 +113,5 @@ class Meter:
             ),
             phases=phases,
             loop=loop,
+            litany=litany,
         )

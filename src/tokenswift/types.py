@@ -170,6 +170,21 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
+class Litany:
+    """A place where a text goes on in one form, with few new words.
+
+    Attributes:
+        start: the first new token of the words in which it was noticed.
+        span: tokens from there to where it was noticed.
+        opening: how its sentences begin, two words in small letters.
+    """
+
+    start: int
+    span: int
+    opening: str
+
+
+@dataclass(frozen=True, slots=True)
 class Metrics:
     """Figures of one generation (definitions: paper section 4; `Meter`).
 
@@ -187,6 +202,8 @@ class Metrics:
         distinct: Distinct-1..4 of the output, unique n-grams ÷ n-grams.
         phases: seconds by phase of the loop (draft, verify, choose, commit, observe).
         loop: the first place where the text repeats itself, None where there is none.
+        litany: the first place where it goes on in one form with few new words, None where there is
+            none.
     """
 
     steps: int
@@ -201,6 +218,7 @@ class Metrics:
     distinct: tuple[float, float, float, float]
     phases: dict[str, float] = field(default_factory=dict)
     loop: Loop | None = None
+    litany: Litany | None = None
 
 
 @dataclass(frozen=True, slots=True)

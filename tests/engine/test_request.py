@@ -51,7 +51,7 @@ def llm() -> Iterator[LLM]:
         ({"max_tokens": 3}, "'max_tokens' is not an argument; valid: prompt, "),
         ({"strategy": "magicdek"}, "strategy is 'magicdek'; valid: auto, "),
         ({"on_step": "print"}, "on_step is 'print'; valid: None, or a function"),
-        ({"on_loop": None}, "on_loop is None; valid: report, stop"),
+        ({"on_loop": None}, "on_loop is None; valid: report, stop, copies"),
         ({"temp": 0.5}, "'temp' is not an argument; valid: prompt, max_new_tokens"),
         (
             {"stop": ["y", "a\ud800b"]},

@@ -66,7 +66,8 @@ class Text:
         stop_ids: end after these tokens; the last one adds no text; may be given several times;
             default: none
         ignore_eos: write on behind an end-of-text token
-        on_loop: when the text repeats itself: report (continue and say so) or stop
+        on_loop: when the text repeats itself: report (continue and say so), stop, or copies: stop
+            at copies alone, and not where its sentences have one form
     """
 
     max_new_tokens: Annotated[int | None, AtLeast(1), Option(shown=True, short="-n")] = None
@@ -161,7 +162,7 @@ def request_for_model(
     model_prompt, line = prompt_for_model(args, llm, prompt)
     logger.info("%s", line)
     if is_chat(model_prompt) and args.max_new_tokens is None and args.on_loop == Text.on_loop:
-        settings = {**settings, "on_loop": "stop"}  # a loop would go on to the last position
+        settings = {**settings, "on_loop": "copies"}  # a loop would go on to the last position
     if "min_tokens" not in settings:
         min_tokens = default_min_tokens(model_prompt, settings, earlier)
         settings = {**settings, "min_tokens": min_tokens}

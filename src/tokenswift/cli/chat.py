@@ -205,7 +205,7 @@ class Chat:
             messages,
             self._answer_length(messages),
             sampling=self._sampling,
-            on_loop="stop",
+            on_loop="copies",
             **self._settings,
         )
         sink = TextSink(None)

@@ -202,4 +202,7 @@ def summary(result: Generation, verbose: bool = False) -> str:
     if metrics.loop is not None:
         pattern = f"{counted(metrics.loop.size, 'token')} again and again"
         text += f"; the text repeats itself from token {metrics.loop.start} on ({pattern})"
+    if metrics.litany is not None:
+        text += f"; from token {metrics.litany.start} on it has few new words, and its sentences"
+        text += f' one form ("{metrics.litany.opening} …")'
     return text if result.lossless else f"{text}; NOT LOSSLESS (published acceptance rule)"

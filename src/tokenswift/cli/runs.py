@@ -149,7 +149,7 @@ def list_runs(args: argparse.Namespace) -> int:
     text = f"no runs in {on_one_line(args.folder)}"
     if rows:
         lines = [[cells(row).get(column, "") for column in COLUMNS] for row in rows]
-        text = table(tuple(COLUMNS), lines, right=range(2, 8))
+        text = table(tuple(COLUMNS), lines, right=range(2, 9))
     if record_path is not None:
         write_json(record_path, *rows)
     if record_path != STDOUT:

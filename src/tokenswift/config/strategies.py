@@ -19,7 +19,8 @@ Strategy: TypeAlias = Literal[
     "auto", "autoregressive", "tokenswift", "medusa", "triforce", "magicdec"
 ]
 
-OnLoop: TypeAlias = Literal["report", "stop"]
+#: what a text does that repeats itself: it goes on, ends at copies and at litanies, or at copies
+OnLoop: TypeAlias = Literal["report", "stop", "copies"]
 
 Cache: TypeAlias = Literal["full", "partial", "dynamic"]
 Candidates: TypeAlias = Literal["coupled", "probability"]

@@ -35,7 +35,7 @@ def resume(
         max_new_tokens: of the whole run, counted from its prompt; None as before.
         llm: the model, needed where the run's was given to ``LLM.from_model``; None loads it anew.
         on_step: called with each new step.
-        on_loop: "report" or "stop"; None as before.
+        on_loop: "report", "stop" or "copies"; None as before.
         min_tokens: new tokens of the whole run before it may end, at least as many as before: a run
             that the model ended goes on in place of its end mark. None as before; a run that could
             not end before its last token, made longer, still cannot.

@@ -17,6 +17,7 @@ import torch
 from tokenswift.chat.prompts import is_chat
 from tokenswift.checks import check_tokens, counted
 from tokenswift.engine.detokenize import LoopGuard, TextStream, begins_turn, context_of
+from tokenswift.engine.litany import LitanyGuard
 from tokenswift.engine.prefix_cache import PrefixCache
 from tokenswift.engine.prompts import encode
 from tokenswift.engine.request import Request
@@ -58,6 +59,7 @@ class Sequence(SequenceState):
         new_turn: whether the text is a turn of its own, and does not go on from the prompt's.
         detokenizer: turns tokens into text.
         guard: detects loops.
+        litany_guard: detects litanies.
     Raises:
         InputError: naming the argument, its value and what is valid.
     """
@@ -186,6 +188,7 @@ class Sequence(SequenceState):
                 seconds=self.meter.seconds,
                 passes=self.draft_passes,
                 loop=self.guard.first,
+                litany=self.litany_guard.first,
                 end=self._end(),
             )
             self.journal.add(step, progress)
@@ -198,6 +201,7 @@ class Sequence(SequenceState):
         stop_texts = tuple(stop for stop in self.request.stop if isinstance(stop, str))
         self.detokenizer = TextStream(tokenizer, stop_texts, context)
         self.guard = LoopGuard()
+        self.litany_guard = LitanyGuard()
         self.new_tokens: list[int] = []
         self.sources: Counter[str] = Counter(dict.fromkeys(SOURCES, 0))
         self.logprobs: list[Logprob] = []
@@ -218,15 +222,23 @@ class Sequence(SequenceState):
         ends = token in self.eos
         piece = "" if ends or stops else self.detokenizer.push(token)  # no "</s>" in the text
         self.guard.push(token)
+        self.litany_guard.push(piece)
         if self.detokenizer.stopped or stops:
             self.finish_reason = "stop"
         elif ends:
             self.finish_reason = "eos"
-        elif self.guard.loop is not None and self.request.on_loop == "stop":
+        elif self._stops_at_loop():
             self.finish_reason = "loop"
         elif len(self.new_tokens) >= self.max_new_tokens:
             self.finish_reason = "length"
         return piece
+
+    def _stops_at_loop(self) -> bool:
+        """Whether the text ends here because of a loop, or of a litany."""
+        on_loop = self.request.on_loop
+        if self.guard.loop is not None:
+            return on_loop != "report"
+        return self.litany_guard.litany is not None and on_loop == "stop"
 
     def _flush(self) -> str:
         """The text still held back, once the text has ended; "" before."""
@@ -263,7 +275,12 @@ class Sequence(SequenceState):
             token_ids=self.new_tokens,
             text="".join(self._pieces),
             finish_reason=self.finish_reason or "length",
-            metrics=self.meter.finish(self.new_tokens, self.draft_passes, loop=self.guard.first),
+            metrics=self.meter.finish(
+                self.new_tokens,
+                self.draft_passes,
+                loop=self.guard.first,
+                litany=self.litany_guard.first,
+            ),
             prompt_tokens=len(self.prompt),
             lossless=self.strategy.acceptance == "exact",
             drafting=self.strategy.report(),

@@ -362,4 +362,5 @@ def _record(steps: Sequence[Step], progress: Progress) -> Tokens:
         passes=progress.passes,
         loop=progress.loop,
         end=progress.end,
+        litany=progress.litany,
     )

@@ -19,7 +19,7 @@ from msgspec import Meta
 from tokenswift.checks import check_choice, shown
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.config.strategies import OPTIONS
-from tokenswift.types import InputError, Loop, Step
+from tokenswift.types import InputError, Litany, Loop, Step
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -27,6 +27,7 @@ Token = Annotated[int, Meta(ge=0, lt=2**31)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 When = Annotated[float, Meta(ge=0, lt=253_402_000_000)]  # Unix time, up to the year 9999
 Word = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]
+MOST_OPENING = 200  # characters of a litany's opening
 LONG = ("config", "weights", "tokenizer", "prompt")  # of these it is only said that they differ
 
 
@@ -94,7 +95,7 @@ class Session(Strict, tag_field="kind", tag="session"):
     max_new_tokens: Positive
     strategy: Word
     options: dict[Word, bool | int | float | Word | list[bool | int | float | Word] | None]
-    on_loop: Literal["report", "stop"]
+    on_loop: Literal["report", "stop", "copies"]
     ignore_eos: bool
     numerics: dict[Word, bool | int | float | Word | None]
     threads: Positive
@@ -131,6 +132,7 @@ class Tokens(Strict, tag_field="kind", tag="tokens"):
     passes: Count
     loop: Loop | None = None
     end: End | None = None
+    litany: Litany | None = None
 
     def __post_init__(self) -> None:
         lengths = {
@@ -152,12 +154,14 @@ class Progress:
         passes: draft passes of the run so far.
         loop: the first loop that was seen.
         end: how the text ended; None while it goes on.
+        litany: the first litany that was seen.
     """
 
     seconds: dict[str, float]
     passes: int
     loop: Loop | None
     end: End | None
+    litany: Litany | None = None
 
 
 Record: TypeAlias = Header | Session | Tokens
@@ -182,6 +186,7 @@ class RunState:
         seconds: by phase, of all sessions.
         passes: draft passes.
         loop: the first loop that was seen.
+        litany: the first litany that was seen.
         end: how it ended; None while it goes on.
     """
 
@@ -196,6 +201,7 @@ class RunState:
     passes: int = 0
     loop: Loop | None = None
     end: End | None = None
+    litany: Litany | None = None
 
     @property
     def session(self) -> Session:
@@ -233,6 +239,13 @@ class RunState:
         if loop is not None and not 0 <= loop.start <= loop.start + loop.span <= len(self.tokens):
             raise ValueError("loop: it is not in the text")
         self.loop = loop or self.loop
+        litany = record.litany
+        if litany is not None:
+            if not 0 <= litany.start <= litany.start + litany.span <= len(self.tokens):
+                raise ValueError("litany: it is not in the text")
+            if len(litany.opening) > MOST_OPENING or not litany.opening.isprintable():
+                raise ValueError("litany: its opening is no two words")
+        self.litany = litany or self.litany
 
     def take_back_end(self, min_tokens: int | None) -> None:
         """Let the text go on where the model ended it before ``min_tokens`` new tokens: its end
