@@ -44,6 +44,7 @@ class RunSummary(TypedDict):
     seconds: float
     prefill_seconds: float
     loop_start: int | None
+    litany_start: int | None
     model: str
     dtype: str
     strategy: str
