@@ -17,6 +17,7 @@ from benchmarks.settings import Config, Settings
 from tokenswift.config.loading import HEAD_KINDS
 from tokenswift.loader.default_model import DEFAULT, DRAFT
 from tokenswift.loader.find import SHIPPED
+from tokenswift.loader.named_models import NAMED_MODELS
 
 #: strategy → the kind of heads that it drafts with
 HEADS_OF = {"auto": "conditioned", "tokenswift": "conditioned", "medusa": "medusa"}
@@ -32,8 +33,8 @@ def _read(name: str) -> dict[str, dict[str, Any]]:
 METHODS = _read("methods.toml")
 #: the paper's models by hub id
 MODELS = _read("models.toml")
-#: real models by name: the packages that hold them, and their SHA-256
-FETCHED = MODELS.pop("fetched")
+#: real models as quantized files, by the name of the file, in which rows call them
+FETCHED = {model.stem: model for model in NAMED_MODELS.values() if model.name != DEFAULT}
 
 
 def with_model(settings: Settings, model: str, strategy: str, named: bool) -> dict[str, Any]:

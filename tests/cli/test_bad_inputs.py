@@ -170,6 +170,7 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("--api-key-file none.txt", "--api-key-file none.txt"),
         ("--run-dir prompt.txt", "--run-dir prompt.txt"),
     ],
+    "models": [("--json full", "--json full cannot be written (it is not a regular file)")],
     "bench": [
         ("--contexts 64,x", "--contexts is '64,x'; valid: integers"),
         ("--contexts 1", "--contexts is 1; valid: an integer of at least 2"),

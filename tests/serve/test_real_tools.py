@@ -15,11 +15,11 @@ from openai.types.chat.chat_completion import Choice
 from tests.serve.conftest import Running
 from tokenswift import LLM
 from tokenswift.loader.default_model import cache_dir
+from tokenswift.loader.named_models import QWEN, QWEN_SMALL
 
 Message: TypeAlias = dict[str, object] | ChatCompletionMessage
 pytestmark = pytest.mark.slow
-FOLDER = cache_dir() / "benchmarks"
-MODELS = ("qwen2.5-coder-0.5b-q4_k_m", "qwen2.5-coder-1.5b-q4_k_m")
+MODELS = (QWEN_SMALL, QWEN)
 CITY: dict[str, object] = {"type": "string", "description": "The name of the city."}
 SCHEMAS: dict[str, dict[str, object]] = {
     "weather": {"type": "object", "properties": {"city": CITY}, "required": ["city"]},
@@ -44,11 +44,11 @@ BOTH: Message = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=MODELS, ids=lambda model: model.stem)
 def server(request: pytest.FixtureRequest) -> Iterator[Running]:
     """A real model that is served."""
-    file = FOLDER / f"{request.param}.gguf"
-    if not file.exists():
+    file = request.param.path(cache_dir())
+    if not request.param.is_whole(cache_dir()):
         pytest.skip(f"{file.name} is not in the cache")
     with LLM(str(file), heads=None) as llm:
         running = Running(llm)

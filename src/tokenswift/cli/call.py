@@ -58,11 +58,11 @@ class Text:
         max_new_tokens: tokens to write, at least 1; an answer ends where the model ends it, and so
             does a continued text of fewer than 1,000 tokens; a longer one is written to this length
             (see min_tokens); default: an answer ends by itself, a continued text after 200
-        json_schema: write JSON that the JSON schema in this file describes; or the schema itself,
-            such as {"type": "object"}
+        json_schema: write JSON of this schema: a file, or {…}; the schema itself is an object, such
+            as {"type": "object"}
         regex: write text that this regular expression matches from its beginning to its end
         grammar: write text of the grammar in this file, in Lark's syntax
-        stop: end before this text, which is left out; may be given several times; default: none
+        stop: end before this text; the text is left out; may be given several times; default: none
         stop_ids: end after these tokens; the last one adds no text; may be given several times;
             default: none
         ignore_eos: write on behind an end-of-text token
@@ -71,10 +71,10 @@ class Text:
     """
 
     max_new_tokens: Annotated[int | None, AtLeast(1), Option(shown=True, short="-n")] = None
-    json_schema: Annotated[str | None, Option("FILE")] = None
+    json_schema: Annotated[str | None, Option("FILE", shown=True)] = None
     regex: Annotated[str | None, Option("TEXT")] = None
     grammar: Annotated[str | None, Option("FILE")] = None
-    stop: Annotated[Sequence[str], Option("TEXT", repeatable=True)] = ()
+    stop: Annotated[Sequence[str], Option("TEXT", shown=True, repeatable=True)] = ()
     stop_ids: Annotated[Sequence[list[int]], replace(TOKEN_IDS, repeatable=True)] = ()
     ignore_eos: Annotated[bool, SHOWN] = False
     on_loop: Annotated[str, Option("W")] = "report"

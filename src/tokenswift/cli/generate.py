@@ -36,8 +36,8 @@ class Results(options.Shown, options.Record):
 
     Attributes:
         output: write the text to this file too, as it comes
-        run_dir: keep a journal of the run in this folder, so that resume DIR finishes it after a
-            crash; with a run in it already, that run is resumed
+        run_dir: keep a journal here, for resume after a crash; resume DIR finishes the run; with a
+            run in it already, that run is resumed
     """
 
     output: Annotated[str | None, Option("FILE", shown=True)] = None

@@ -26,7 +26,7 @@ from tokenswift.cli.terminal import LogHandler, flush, usable_streams, visible
 from tokenswift.types import InputError, RunError
 from tokenswift.version import __version__
 
-COMMANDS = "generate chat serve resume runs plan demo bench audit train".split()
+COMMANDS = "generate chat serve models resume runs plan demo bench audit train".split()
 #: commands that another's module has
 MODULES: dict[str, str] = dict.fromkeys(("resume", "runs"), "generate")
 MODULES |= dict.fromkeys(("plan", "demo", "bench", "audit"), "measure")

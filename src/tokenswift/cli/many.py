@@ -42,7 +42,7 @@ class Several:
         prompts: JSON Lines file of prompts, with --out; a line is {"prompt": text to continue} or
             {"messages": a chat to answer}, with an id and settings of its own if wanted, such as
             seed and max_new_tokens
-        out: folder of the texts, with a run's folder for each prompt, by its id or line; the same
+        out: folder of the texts; with a run's folder for each prompt, by its id or line; the same
             command resumes what is missing
         at_once: sequences written concurrently; default: as many as fit in memory and make it
             faster

@@ -17,11 +17,12 @@ from tokenswift.cli.audit import Audited, audit
 from tokenswift.cli.call import add_call_options
 from tokenswift.cli.declare import Subparsers, add_options, command
 from tokenswift.cli.plan import Plan, plan
-from tokenswift.cli.prompts import TOKEN_IDS, read_named
+from tokenswift.cli.prompts import TOKEN_IDS, conversation, read_named
 from tokenswift.cli.results import check_record, write_results
 from tokenswift.cli.terminal import say, table
 from tokenswift.config.fields import SHOWN, AtLeast, Option
 from tokenswift.config.sampling import SamplingParams
+from tokenswift.loader.default_model import DEFAULT
 from tokenswift.turns import take_turns
 from tokenswift.types import Generation, InputError, RunError, Step
 
@@ -37,10 +38,11 @@ TOKEN_LETTERS = 16  # characters of a token at most: that many are tokenized for
 # of a demo
 TRIAL_PROMPT = 64  # tokens of a prompt that is prefilled before anything is measured
 TRIAL_TOKENS = 8  # new tokens after it
+QUESTION = "Write a Python program that keeps a list of books in a file, and explain each part."
 LIST_TOKENS = 600  # tokens of the list that is continued
 MOST_TOKENS = 384  # new tokens of a text
 PREFILL_SECONDS = 20  # that a prompt may take
-TEXT_SECONDS = 25  # that each of the four texts may take
+TEXT_SECONDS = 25  # that each text may take
 
 CONTEXTS_OPTION = replace(TOKEN_IDS, metavar="N,N,…", shown=True)
 
@@ -275,17 +277,21 @@ def cell(rates: list[float], digits: int = 1) -> str:
 
 def demo(args: argparse.Namespace) -> int:
     """Continue the shipped story, and a list that repeats itself (greedy, no penalty), each twice
-    with the same seed: by plain decoding, then with drafts. Print the texts, a table, and whether
-    every token is the same (exit code 1 if not)."""
+    with the same seed: by plain decoding, then with drafts. A chat model other than the default one
+    answers a question before. Print the texts, a table, and whether every token is the same (exit
+    code 1 if not)."""
     options.check_model_options(args)
     record_path = check_record(args.json)
     story = resources.files("tokenswift").joinpath("data/demo_prompt.txt").read_text("utf-8")
-    logger.info("writing two texts, each by plain decoding and by adaptive drafting")
+    logger.info("writing texts, each by plain decoding and by adaptive drafting")
     llm = options.load_model(args)
     goods = llm.encode(repeating_list(LIST_TOKENS))[:LIST_TOKENS]
     prompt_length, max_new_tokens = demo_lengths(llm, goods)
     greedy = SamplingParams(greedy=True, repetition_penalty=1.0)
-    texts = (("prose", llm.encode(story.strip()), SamplingParams()), ("list", goods, greedy))
+    texts = [("prose", llm.encode(story.strip()), SamplingParams()), ("list", goods, greedy)]
+    if args.model != DEFAULT and llm.has_chat_template:
+        chat = conversation(None, QUESTION)
+        texts.insert(0, ("answer", llm.encode(chat), llm.default_sampling(chat)))
     record: dict[str, Measurement] = {}
     for name, prompt, sampling in texts:
         prompt = prompt[-prompt_length:]

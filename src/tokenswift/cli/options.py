@@ -34,17 +34,17 @@ class Model:
     """Which model, and what drafts for it.
 
     Attributes:
-        model: alias, folder, hub id or GGUF file; a GGUF file of the hub is owner/name:file.gguf;
-            the default is downloaded once; default: smollm2-135m
+        model: a name of tokenswift models, a folder, a GGUF file or a hub id; a GGUF file of the
+            hub is owner/name:file.gguf; what is not here is downloaded once; default: smollm2-135m
         heads: draft heads: a file, folder or hub id, auto or none; auto takes those that ship with
             the model; conditioned, linear (the paper's) and medusa are kinds that ship
-        eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id, shipped, none, or auto
-            (the one that tokenswift train made for it)
+        eagle: a trained drafter (EAGLE-3): a file, none or auto; a folder, a GGUF file, a hub id or
+            shipped; auto takes the one that was trained for the model, where there is one
     """
 
     model: Annotated[str, Option("M", shown=True, short="-m")] = DEFAULT
-    heads: Annotated[str, Option("PATH", shown=True)] = "auto"
-    eagle: Annotated[str, Option("PATH")] = "auto"
+    heads: Annotated[str, Option("PATH")] = "auto"
+    eagle: Annotated[str, Option("PATH", shown=True)] = "auto"
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class Shown(Quiet):
     """Verbosity of summaries.
 
     Attributes:
-        verbose: figures of drafting in the summary: passes, acceptance, sources of drafts
+        verbose: more figures in the summary: passes, acceptance, sources of drafts
     """
 
-    verbose: Annotated[bool, Option(short="-v")] = False
+    verbose: Annotated[bool, Option(shown=True, short="-v")] = False
 
 
 def add_model_options(parser: Parser, dtype: str = "auto") -> None:
@@ -122,10 +122,7 @@ def add_strategy_options(parser: Parser, strategy: str = "auto") -> None:
     it."""
     group = parser.add_argument_group("method (changes the speed, never the text)")
     names = [*OPTIONS, *(["all"] if strategy == "all" else [])]
-    words = (
-        f"drafting method: {', '.join(names)}; --help-all shows the options of each; "
-        f"default: {strategy}"
-    )
+    words = f"how to draft: {', '.join(names)}; default: {strategy}"
     group.add_argument("--strategy", default=strategy, metavar="S", help=words)
     texts = help_texts(MethodOptions)
     for name in METHOD:
@@ -210,10 +207,21 @@ def load_model(args: argparse.Namespace) -> LLM:
         )
     strategy = f", {args.strategy}" if hasattr(args, "strategy") else ""
     logger.info("%s, %s on %s%s", llm.name, llm.dtype, llm.device, strategy)
+    if line := drafter_line(llm, args):
+        logger.info("%s", line)
     wide_layers = llm.target.wide_layers
     if getattr(args, "verbose", False) and wide_layers:
         logger.info("keys are of 16 bits in layers %s", ", ".join(map(str, wide_layers)))
     return llm
+
+
+def drafter_line(llm: LLM, args: argparse.Namespace) -> str:
+    """Which drafter the adaptive strategy has for the model; "" where it has none, or is not
+    used."""
+    eagle = llm.resources.eagle
+    if getattr(args, "strategy", "auto") != "auto" or eagle is None:
+        return ""
+    return "drafter: trained for this model" if args.eagle == "auto" else f"drafter: {args.eagle}"
 
 
 def loading_of(args: argparse.Namespace) -> dict[str, Any]:

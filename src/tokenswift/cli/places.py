@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from tokenswift.loader.default_model import DEFAULT, cache_dir, shipped_files, trained_files
+from tokenswift.loader.default_model import cache_dir, shipped_files, trained_files
 from tokenswift.loader.find import GGUF_FILE, HEADS, HUB_ID, cached
+from tokenswift.loader.named_models import NAMED_MODELS
 from tokenswift.types import InputError
 
 #: options that name a file, or a folder of files, that is read
@@ -186,8 +187,8 @@ def _in_caches(args: argparse.Namespace, name: str, word: str) -> Iterator[Input
     if not any(os.path.exists(output.path) for output in _outputs(args)):
         return
     option = _dashed(name)
-    if word == DEFAULT:
-        yield Input(option, cache_dir() / DEFAULT)
+    if word in NAMED_MODELS:
+        yield Input(option, cache_dir() / word)
     elif name in SHIPPED and word != "none" and not HUB_ID.fullmatch(word):
         for file in (*shipped_files(SHIPPED[name]), *trained_files(SHIPPED[name])):
             yield Input(option, file)

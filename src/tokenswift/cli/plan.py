@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 RUN_TOKENS = 96  # new tokens of a plan's short run
 RUN_PROMPT = 1024  # tokens of the end of the prompt, which the short run continues
 GIGA = 1e9
+#: names of memory (`memory.Need`) → what the table calls it, with its value
+PARTS_IN_WORDS = {
+    "prompt": "keys and values of the prompt, {}",
+    "max_new_tokens": "keys and values of new tokens, {}",
+    "tree": "drafts of a step",
+    "recycle": "table of earlier choices",
+    "eagle": "trained drafter",
+    "ngrams": "n-grams of earlier text, {}",
+    "budget": "keys and values for drafting, {} tokens",
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,8 @@ class Forecast(TypedDict):
         weights: bytes of all weights that passes may read.
         int16_keys: layers whose keys are of 16 bits.
         free: bytes that are available; None where the system does not say.
-        most: the most new tokens that fit them; None as for ``free``.
+        most: the most new tokens that fit them and the model's positions; None as for ``free``.
+        positions: the most new tokens that the model has positions for; None where it has no limit.
         seconds: expected; None where nothing is measured.
         tokens_per_second: of the short run; None where nothing is measured.
     """
@@ -61,6 +72,7 @@ class Forecast(TypedDict):
     int16_keys: list[int]
     free: int | None
     most: int | None
+    positions: int | None
     seconds: float | None
     tokens_per_second: float | None
 
@@ -99,11 +111,13 @@ def memory_forecast(run: Sequence) -> Forecast:
         if need.sure:
             parts[f"{need.name} {need.value}"] = need.nbytes
     memory = target.backend.memory()
+    limit = target.rotary.limit
+    positions = None if limit is None else limit - prompt
     most = None
     if memory is not None:
         most = largest(target, run.strategy, prompt, memory.free)
-        if target.rotary.limit is not None:
-            most = min(most, target.rotary.limit - prompt)
+        if positions is not None:
+            most = min(most, positions)
     return {
         "prompt": prompt,
         "new": run.max_new_tokens,
@@ -114,6 +128,7 @@ def memory_forecast(run: Sequence) -> Forecast:
         "int16_keys": target.wide_layers,
         "free": None if memory is None else memory.free,
         "most": most,
+        "positions": positions,
         "seconds": None,
         "tokens_per_second": None,
     }
@@ -135,10 +150,26 @@ def measure_time(llm: LLM, run: Sequence, forecast: Forecast) -> None:
     forecast["seconds"] = prefill_seconds + run.max_new_tokens / metrics.tokens_per_second
 
 
+def part_in_words(name: str) -> str:
+    """A part of a forecast's memory (`memory.Need`) as its table calls it."""
+    kind, _, value = name.partition(" ")
+    words = PARTS_IN_WORDS.get(kind)
+    return name if words is None else words.format(value)
+
+
+def room_in(forecast: Forecast) -> str:
+    """Which text the memory of a forecast has room for, in words."""
+    most = forecast["most"] or 0
+    if most == forecast["positions"]:
+        positions = counted(most, "new token", "new tokens")
+        return f"enough for all {positions} that the model has positions for"
+    return f"up to {counted(most, 'new token fits', 'new tokens fit')}"
+
+
 def text_of(forecast: Forecast) -> str:
     """A forecast as text."""
     parts = forecast["parts"] | {"expected peak": forecast["peak"]}
-    sizes = [(name, f"{size / GIGA:.3f}") for name, size in parts.items()]
+    sizes = [(part_in_words(name), f"{size / GIGA:.3f}") for name, size in parts.items()]
     prompt = counted(forecast["prompt"], "token")
     lines = [
         f"{prompt} of prompt, {counted(forecast['new'], 'new token')}",
@@ -152,8 +183,7 @@ def text_of(forecast: Forecast) -> str:
     if forecast["int16_keys"]:
         lines.append(f"keys are of 16 bits in layers {', '.join(map(str, forecast['int16_keys']))}")
     if forecast["free"] is not None and forecast["most"] is not None:
-        fits = counted(forecast["most"], "new token fits", "new tokens fit")
-        lines.append(f"{forecast['free'] / GIGA:.1f} GB more is available now; up to {fits}")
+        lines.append(f"{forecast['free'] / GIGA:.1f} GB more is available now: {room_in(forecast)}")
     if forecast["seconds"] is not None:
         time = timedelta(seconds=round(forecast["seconds"]))
         lines.append(

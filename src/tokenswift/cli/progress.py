@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 #: stages (`types.OnProgress`) whose names say too little
-STAGES = {"prompt": "prefill", "write": "the model writes"}
+STAGES = {"prompt": "prefill", "write": "the model writes", "fetch": "fetching the model, MB"}
 
 
 class Stages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -23,6 +23,16 @@ ENDINGS = {
     "stop": "ended at a stop text",
     "loop": "stopped, it began to repeat itself",
 }
+#: source of tokens (`types.SOURCES`) → what drafted them, in words
+DRAFTED_BY = {
+    "head": "draft heads",
+    "ngram": "earlier text",
+    "chain": "a draft model",
+    "grammar": "the grammar",
+    "eagle": "the trained drafter",
+    "recycle": "earlier choices",
+}
+TOKENS_FOR_RATIO = 300  # tokens of a text whose speed-up is more than noise
 READING_SECONDS = 1.0  # that a prompt takes to be worth a word
 
 
@@ -168,15 +178,22 @@ def write_text(path: Path, text: str) -> None:
 
 
 def drafting_summary(result: Generation) -> str:
-    """What drafted, tokens a pass, and how many times as fast as passes without drafts that was,
-    where there were some; "" where no draft was accepted."""
+    """Tokens a step, how many times as fast as without drafts that was, where the text is long
+    enough to tell, and what drafted, most first; "" where no draft was accepted."""
     most_first = sorted(result.token_sources.items(), key=lambda source: -source[1])
-    names = [name for name, count in most_first if count and name != "target"]
+    names = [DRAFTED_BY[name] for name, count in most_first if count and name != "target"]
     if not names:
         return ""
-    text = f"; {' and '.join(names)}: {result.metrics.mean_acceptance_length:.1f} tokens a pass"
+    text = f"; {result.metrics.mean_acceptance_length:.1f} tokens a step"
     gain = (result.drafting or {}).get("gain")
-    return text if gain is None else f"{text}, {gain:.2f} × plain"
+    if gain is not None and len(result.token_ids) >= TOKENS_FOR_RATIO:
+        text += f"; {gain:.1f} times as fast as without drafts"
+    return f"{text}; drafts from {enumeration(list(dict.fromkeys(names)))}"
+
+
+def enumeration(names: Sequence[str]) -> str:
+    """Names in a sentence: "a, b and c"."""
+    return " and ".join([*filter(None, [", ".join(names[:-1])]), names[-1]])
 
 
 def summary(result: Generation, verbose: bool = False) -> str:

@@ -49,10 +49,12 @@ class Listed(options.Record):
         folder: a run's folder, or one that has such folders in it; default: the current folder
         text: write the whole text of the run, or the text so far, to this file; with - or no FILE,
             to standard output
+        verbose: all figures, in a wide table
     """
 
     folder: Annotated[str, Option("DIR", shown=True, positional=True)] = "."
     text: Annotated[str | None, Option("FILE", shown=True, bare="-")] = None
+    verbose: Annotated[bool, Option(shown=True, short="-v")] = False
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -131,7 +133,7 @@ def list_runs(args: argparse.Namespace) -> int:
     """List the runs that were kept with generate --run-dir, with state and figures; or print the
     text of one (--text). No model is needed."""
     from tokenswift.runs import folder as folders
-    from tokenswift.runs.lists import COLUMNS, cells, summaries
+    from tokenswift.runs.lists import cells, summaries
 
     folder = Path(args.folder).expanduser()
     record_path = check_record(args.json)
@@ -148,8 +150,9 @@ def list_runs(args: argparse.Namespace) -> int:
     rows = summaries(folder)
     text = f"no runs in {on_one_line(args.folder)}"
     if rows:
-        lines = [[cells(row).get(column, "") for column in COLUMNS] for row in rows]
-        text = table(tuple(COLUMNS), lines, right=range(2, 9))
+        shown = [cells(row, few=not args.verbose) for row in rows]
+        numbers = range(2, 9) if args.verbose else range(2, 4)
+        text = table(tuple(shown[0]), [tuple(line.values()) for line in shown], right=numbers)
     if record_path is not None:
         write_json(record_path, *rows)
     if record_path != STDOUT:

@@ -6,7 +6,7 @@ import argparse
 import logging
 from dataclasses import fields
 from importlib.util import find_spec
-from signal import SIGTERM
+from signal import SIGINT, SIGTERM
 
 from tokenswift.cli import options
 from tokenswift.cli.declare import Subparsers, add_options, command
@@ -30,8 +30,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/responses (also in the
     background; a client that was cut off resumes where it was), /v1/models, /health, /metrics, and
     a page at /. It listens on this machine only, unless --host and --api-key-file are given.
-    SIGTERM or Ctrl-C stops it between two steps, a second one at once; the exit code after SIGTERM
-    is 0."""
+    SIGTERM or Ctrl-C stops it between two steps, a second one at once; the exit code is 0 then."""
     settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
     for name in ("fastapi", "uvicorn"):
         if find_spec(name) is None:
@@ -53,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
         server = Server(llm, settings, address)
         server.run()
     answers = unfinished_answers(server.answers.left, settings.run_dir)
-    if server.number not in (0, SIGTERM):
+    if server.number not in (0, SIGTERM, SIGINT):
         raise Interrupted(server.number, answers)
-    if server.number:  # the usual end of a server, and no error
+    if server.number:  # the usual ends of a server, and no error
         logger.info("ended%s", f"; {answers}" if answers else "")
     return 0 if server.started else 1
 

@@ -27,6 +27,8 @@ logger = logging.getLogger("tokenswift")
 #: fields of `TrainingOptions` and `DataOptions` that are no options of their own
 SET_OTHERWISE = ("data", "targets", "seed", "bf16")
 HEAD_WIDTH = 64  # of eagle's attention
+#: what a drafter of the kind eagle learns where no option of sampling is given
+EAGLE_SAMPLING = {**NEUTRAL, "temperature": 0.8}
 #: defaults of a CUDA device
 CUDA_DEFAULTS = {"tokens": 4_000_000, "sequence_length": 8192, "write_batch": 32}
 
@@ -36,13 +38,13 @@ class Drafter(options.Quiet):
     """What is trained, from what, and where.
 
     Attributes:
-        model: alias, folder or hub id of the model that it drafts for
-        kind: eagle: a narrow layer that reads the inputs of three of the model's layers (EAGLE-3);
-            or draft heads: conditioned, medusa or linear (the paper's, by its Table 9, which needs
-                a large GPU)
-        out: file to write, good for --heads; of eagle by default a file in the cache folder, which
-            is found whenever the model is loaded
-        num_heads: number of heads
+        model: the model that it drafts for, as for generate
+        kind: eagle, conditioned, medusa or linear; eagle is a narrow layer that reads the inputs of
+            three of the model's layers (EAGLE-3), the others are draft heads (linear: the paper's,
+            by its Table 9, which needs a large GPU)
+        out: file to write; by default one in the cache folder, which is found whenever the model is
+            loaded
+        num_heads: number of draft heads, where the kind is one
         inner: hidden layer of conditioned heads; 0: none
         depths: tokens of a chain that eagle learns to draft
         hidden: width of eagle, a multiple of 64
@@ -75,8 +77,8 @@ def add_parser(subparsers: Subparsers) -> None:
     for kind in (DataOptions, TrainingOptions):
         names = [field.name for field in fields(kind) if field.name not in SET_OTHERWISE]
         add_options(group, kind, names, unset=True, **RECIPES["eagle"])
-    title = "sampling (what the model writes, and the distribution that is learnt)"
-    options.add_sampling_options(parser, title, plain=True)
+    title = "sampling of what is learnt (defaults of the kind eagle)"
+    options.add_sampling_options(parser, title, plain=True, **EAGLE_SAMPLING)
 
 
 def place_for(model: str, kind: str) -> Path:
@@ -142,7 +144,7 @@ def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
 
     check_name(args.model)
     device = check_place(LoadConfig(args.dtype, args.device))
-    eagles = SamplingParams(**{**NEUTRAL, "temperature": 0.8})
+    eagles = SamplingParams(**EAGLE_SAMPLING)
     sampling = options.sampling_from(args, eagles if args.kind == "eagle" else None)
     work = check_writable("--work", args.work or f"{args.out}.work", "folder")
     if args.data != "self":

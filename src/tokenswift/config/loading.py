@@ -123,10 +123,10 @@ class LoadConfig:
     Attributes:
         dtype: compute dtype: float32, bfloat16, float16, int8 or auto; auto is the checkpoint's (of
             quantized weights int8 on a CPU, bfloat16 on CUDA)
-        device: auto (CUDA where there is one), cpu or cuda
+        device: auto, cpu or cuda; auto is CUDA where there is one
         rope_scaling: for texts beyond the model's positions: yarn (131,072 tokens), yarn:4 (four
             times the model's) or none
-        threads: CPU threads, at least 1; default: torch's choice, at most one a usable processor
+        threads: CPU threads; at least 1; default: torch's choice, at most one a usable processor
         weights: number format of the weights in memory: stored (as in the files), float32,
             bfloat16, or quantized at loading, which makes another model: q8_0, q4_0, q4_1
         kv_cache_dtype: dtype of the KV cache: auto (the compute dtype; with int8, keys are of 16
@@ -145,6 +145,7 @@ class LoadConfig:
     threads: Annotated[
         int | None,
         Between(1, MOST_THREADS, f"1 to {MOST_THREADS} (this machine has {CORES} cores)"),
+        SHOWN,
     ] = None
     weights: Weights | str = "stored"
     kv_cache_dtype: KvCacheDtype | str = "auto"

@@ -84,8 +84,8 @@ class SamplingParams:
             off
         penalty_window: newest tokens that penalties look at, at least 1
         seed: 0 or more; the same seed gives the same text, whatever the strategy
-        greedy: take the likeliest token, after the penalty; no noise, and no filter, whatever else
-            is given
+        greedy: take the likeliest token; after the penalty, with no noise and no filter, whatever
+            else is given
         presence_penalty: from -2 to 2, subtracted from the logit of every token that is among the
             newest ones (see penalty_window); 0 is off
         frequency_penalty: from -2 to 2, the same for each time that the token occurs there; 0 is
@@ -116,11 +116,11 @@ class SamplingParams:
     min_p: Annotated[float, BELOW_ONE, SHOWN] = 0.1
     eta_cutoff: Annotated[float, BELOW_ONE] = 0.0
     repetition_penalty: Annotated[
-        float, Between(1, 1e30, "at least 1 (1 is off), at most 1e30"), SHOWN
+        float, Between(1, 1e30, "at least 1 (1 is off), at most 1e30")
     ] = 1.2
     penalty_window: Annotated[int, AtLeast(1)] = 1024
     seed: Annotated[int, SEED, Option(shown=True, short="-s")] = 0
-    greedy: bool = False
+    greedy: Annotated[bool, SHOWN] = False
     presence_penalty: Annotated[float, FROM_MINUS_2_TO_2] = 0.0
     frequency_penalty: Annotated[float, FROM_MINUS_2_TO_2] = 0.0
     dry_multiplier: Annotated[float, Between(0, 1e6, "from 0 (off) to 1e6")] = 0.0

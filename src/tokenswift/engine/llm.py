@@ -31,8 +31,9 @@ class LLM(OpenedModel):
     """A language model that writes long text, exactly as plain decoding would.
 
     Args:
-        model: an alias (``"smollm2-135m"``), a folder or a hub id of a transformers checkpoint, a
-            GGUF file, a folder with one, or one of the hub (``"owner/name:file.gguf"``).
+        model: a name that `tokenswift models` lists (``"smollm2-135m"``,
+            ``"qwen2.5-coder-1.5b"``), a folder or a hub id of a transformers checkpoint, a GGUF
+            file, a folder with one, or one of the hub (``"owner/name:file.gguf"``).
         dtype: what is computed in: "auto", "int8", "float32", "bfloat16", "float16", or one of
             these of torch. "auto" is the checkpoint's; for quantized weights int8 on a CPU,
             bfloat16 on CUDA. "int8": products of quantized weights, and keys and values; the rest
@@ -42,9 +43,9 @@ class LLM(OpenedModel):
             kind ("conditioned", "linear", "medusa"), a heads file, the folder or hub id of a
             published checkpoint with heads, or the heads themselves.
         eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id or "shipped"; "auto": the
-            one that `tokenswift train` made for it, if it did; None: none.
+            one that was trained for it, where there is one; None: none.
         on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages
-            "load" (tensors) and "pack" (layers).
+            "fetch" (megabytes), "load" (tensors) and "pack" (layers).
 
     Keyword Args:
         rope_scaling (str | None): None, "yarn:4" (four times the model's positions) or "yarn" (room
@@ -81,9 +82,9 @@ class LLM(OpenedModel):
         return encode(self.resources, prompt, template_options, forms)
 
     def default_sampling(self, prompt: Prompt) -> SamplingParams:
-        """The sampling of a prompt for which none is given: the paper's for text and token ids,
-        which are gone on from. Answers to chat messages have what the model itself names, else
-        temperature 0.7 and min-p 0.05 without a penalty."""
+        """The sampling of a prompt for which none is given. Text and token ids, which are
+        continued, have temperature 1, min-p 0.02 and DRY 0.8. Answers to chat messages have what
+        the model itself names, else temperature 0.7 and min-p 0.05 without a penalty."""
         return default_sampling(self.resources, prompt)
 
     @shows(GenerationArguments)

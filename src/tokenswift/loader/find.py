@@ -10,13 +10,15 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenswift.loader.default_model import DEFAULT, DRAFT, cache_dir, draft_file, fetch_default
+from tokenswift.loader.default_model import DEFAULT, DRAFT, cache_dir, draft_file
 from tokenswift.loader.errors import refused_as
+from tokenswift.loader.fetch import fetch_named
+from tokenswift.loader.named_models import NAMED_MODELS
 from tokenswift.loader.parts import GGUF_END, first_parts, part_names
-from tokenswift.types import InputError
+from tokenswift.types import InputError, OnProgress
 
 logger = logging.getLogger("tokenswift")
-ALIASES = (DEFAULT, DRAFT)
+ALIASES = (*NAMED_MODELS, DRAFT)
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 #: a repository's file, in a folder of it perhaps, or what its name says of its format, such as
 #: Q4_K_M
@@ -95,17 +97,20 @@ def check_name(name: str, option: str = "model") -> None:
         )
 
 
-def locate(name: str) -> Path:
+def locate(name: str, on_progress: OnProgress | None = None) -> Path:
     """The folder or GGUF file of a model; what is not here yet is fetched.
 
+    Args:
+        on_progress: called with the stage "fetch", where a model of :data:`ALIASES` is.
     Raises:
         InputError: neither an alias, nor a folder with a config.json, nor a hub's model that can be
             fetched.
     """
     check_name(name)
     if name in ALIASES:
-        default = fetch_default(cache_dir())
-        return draft_file() if name == DRAFT else default
+        model = NAMED_MODELS[DEFAULT if name == DRAFT else name]
+        file = fetch_named(model, cache_dir(), on_progress)
+        return draft_file() if name == DRAFT else file.parent
     path = Path(name).expanduser()
     return path if path.exists() else fetch(name)
 

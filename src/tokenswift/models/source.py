@@ -323,7 +323,7 @@ def open_model(
 
     Args:
         model: the name, see `loader.load.load`.
-        on_progress: called with the stage "load".
+        on_progress: called with the stages "fetch" and "load".
     Raises:
         InputError, RunError: as of `loader.load.load`.
     """
@@ -335,7 +335,7 @@ def open_model(
         torch.set_num_threads(how.threads)
     name = str(model)
     device = check_place(how)
-    folder = locate(name)
+    folder = locate(name, on_progress)
     backend = backend_for(device, how.backend)
     if backend.decodes and not (folder.is_dir() and holds_heads(folder)):
         files = open_files(name, folder, how, device)

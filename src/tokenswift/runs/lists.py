@@ -103,15 +103,20 @@ def summary_of(folder: Path) -> RunSummary | UnreadableRun:
     }
 
 
-def cells(row: RunSummary | UnreadableRun) -> dict[str, str]:
+def cells(row: RunSummary | UnreadableRun, few: bool = False) -> dict[str, str]:
     """The figures of a run as tables show them, by column; of an unreadable one name and state
-    alone."""
+    alone.
+
+    Args:
+        few: the columns that a terminal has room for.
+    """
+    columns = FEW_COLUMNS if few else COLUMNS
     if "tokens" not in row:
-        return {"run": row["run"], "state": row["state"]}
-    return {name: show(row) for name, show in COLUMNS.items()}
+        return {name: "" for name in columns} | {"run": row["run"], "state": row["state"]}
+    return {name: show(row) for name, show in columns.items()}
 
 
-#: columns of a list of runs
+#: columns of a list of runs, with all figures
 COLUMNS: dict[str, Callable[[RunSummary], str]] = {
     "run": lambda row: row["run"],
     "state": lambda row: row["state"],
@@ -125,4 +130,12 @@ COLUMNS: dict[str, Callable[[RunSummary], str]] = {
     "model": lambda row: f"{row['model']} ({row['dtype']})",
     "strategy": lambda row: row["strategy"],
     "last written": lambda row: row["written"],
+}
+#: columns of a list that a terminal has room for
+FEW_COLUMNS: dict[str, Callable[[RunSummary], str]] = {
+    "run": COLUMNS["run"],
+    "state": COLUMNS["state"],
+    "tokens": lambda row: f"{row['tokens']:,} of {row['max_new_tokens']:,}",
+    "tokens/s": COLUMNS["tokens/s"],
+    "last written": lambda row: row["written"][:16],
 }

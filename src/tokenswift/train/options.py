@@ -51,9 +51,9 @@ class DataOptions:
     Attributes:
         data: what the model writes after: self (questions that it answers, or nothing), a text
             file, or a folder of them, of which it continues passages, each a third of its text
-        tokens: tokens to learn from (default 300,000; CUDA 4,000,000)
-        sequence_length: tokens of a text at most (default 768; CUDA 8192)
-        write_batch: texts that the model writes together (default 16; CUDA 32)
+        tokens: tokens to learn from (300,000, with CUDA 4,000,000, by default)
+        sequence_length: tokens of a text at most (768, with CUDA 8,192, by default)
+        write_batch: texts that the model writes together (16, with CUDA 32, by default)
     """
 
     data: Annotated[str, Option("PATH", shown=True)]
@@ -71,15 +71,15 @@ class TrainingOptions:
 
     Attributes:
         epochs: passes over the data; 0 keeps the initial weights
-        steps: optimiser steps; 0 takes the epochs
+        steps: optimiser steps (0: as many as the epochs take)
         lr: peak learning rate (AdamW, cosine to zero after a warm-up)
         weight_decay, beta2: AdamW's
         warmup: steps of the warm-up
         batch: windows per forward
         window: positions per window
         accumulate: batches per optimiser step
-        loss_vocabulary: frequent tokens in the loss; 0: all (default 4096, of kind eagle 8192; CUDA
-            all)
+        loss_vocabulary: frequent tokens in the loss, 0 for all; by default 4,096, of the kind eagle
+            8,192, with CUDA all
         held_out: share of the sequences that are not learnt from; their loss is logged
         save_every: steps between checkpoints, and between lines about the losses
         targets: "model" (its distribution, as decoding processes it) or "text" (the text's own

@@ -241,7 +241,7 @@ def compiled(folder: Path, targets: tuple[tuple[str, ...], ...] = TARGETS) -> ct
     compiler = _compiler()
     if compiler is None:
         return "there is no C compiler (cc, gcc or clang)"
-    logger.info("compiling the CPU kernels (once, a few seconds) into %s", folder)
+    logger.info("compiling the CPU kernels (once, up to a minute) into %s", folder)
     try:
         with tempfile.TemporaryDirectory(prefix="tokenswift-", dir=cache) as workplace:
             path = Path(workplace) / name
