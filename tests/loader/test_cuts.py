@@ -14,7 +14,7 @@ def pieces(name: str, text: str) -> list[str]:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = rule.pre_tokenizer()
     cuts = tokenizer.pre_tokenizer.pre_tokenize_str(text)
-    return [text[slice(*place)] for _, place in cuts]
+    return [text[start:end] for _, (start, end) in cuts]
 
 
 @pytest.mark.parametrize(

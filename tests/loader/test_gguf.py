@@ -103,15 +103,15 @@ def test_logits_are_those_of_the_tensors(kind: str, mix: str, tmp_path: Path) ->
     path = tmp_path / "model.gguf"
     tied = kind in ("llama", "qwen3", "cohere2", "gemma2", "gemma3_text")
     model = write(path, small(kind, tie_word_embeddings=tied, **SWITCHED.get(kind, {})), MIXES[mix])
-    first, second = opened(path), opened(path)
-    assert isinstance(first.source, FromFiles) and isinstance(second.source, FromFiles)
+    first = opened(path)
+    second = opened(path)
+    assert isinstance(first.source, FromFiles)
+    assert isinstance(second.source, FromFiles)
     expected = logits(model)
     for llm in (first, second):
         assert far(lean_logits(llm), expected) < 1e-5
-    assert (
-        first.resources.identity() == second.resources.identity()
-        and first.source.end_tokens() == {257}
-    )
+    assert first.resources.identity() == second.resources.identity()
+    assert first.source.end_tokens() == {257}
     assert torch.equal(logits(first.model), expected)
     written = first.generate(PROMPT, 12, sampling=GREEDY, ignore_eos=True).token_ids
     wrapped = LLM.from_model(model, heads="none").generate(
@@ -136,13 +136,13 @@ def test_olmo_3_as_llama_cpp_writes_it(tmp_path: Path) -> None:
     ropes = {"full_attention": {**rope, "attention_factor": 1.3}}
     ropes["sliding_attention"] = {"rope_type": "default", "rope_theta": 5e5}
     model = small("olmo3", num_hidden_layers=4, sliding_window=4, rope_parameters=ropes)
-    said = {"type": "yarn", "factor": 8.0, "attn_factor": 1.3, "original_context_length": 64}
-    said = {f"olmo2.rope.scaling.{key}": value for key, value in said.items()}
-    said["olmo2.attention.sliding_window_pattern"] = [True, True, True, False]
-    write(tmp_path / "model.gguf", model, fields=said)
+    fields = {"type": "yarn", "factor": 8.0, "attn_factor": 1.3, "original_context_length": 64}
+    fields = {f"olmo2.rope.scaling.{key}": value for key, value in fields.items()}
+    fields["olmo2.attention.sliding_window_pattern"] = [True, True, True, False]
+    write(tmp_path / "model.gguf", model, fields=fields)
     llm = opened(tmp_path / "model.gguf")
     assert far(lean_logits(llm), logits(model)) < 1e-5
-    write(tmp_path / "other.gguf", model, fields={**said, "olmo2.rope.scaling.attn_factor": 1.0})
+    write(tmp_path / "other.gguf", model, fields={**fields, "olmo2.rope.scaling.attn_factor": 1.0})
     assert far(lean_logits(opened(tmp_path / "other.gguf")), logits(model)) > 1e-3
 
 
@@ -179,9 +179,8 @@ def test_biases_and_odd_sizes(kind: str, changes: dict[str, Any], tmp_path: Path
         architecture="llama",
     )
     llm = opened(tmp_path / "model.gguf")
-    assert far(lean_logits(llm), logits(model)) < 1e-5 and torch.equal(
-        logits(llm.model), logits(model)
-    )
+    assert far(lean_logits(llm), logits(model)) < 1e-5
+    assert torch.equal(logits(llm.model), logits(model))
 
 
 # ---- positions -----------------------------------------------------------------------------------
@@ -197,26 +196,28 @@ POSITIONS: dict[str, dict[str, float]] = {
 
 @pytest.mark.parametrize("kind", POSITIONS)
 def test_positions_are_those_of_the_config(kind: str, tmp_path: Path) -> None:
-    rope, said = POSITIONS[kind], dict[str, Any]()
+    rope = POSITIONS[kind]
+    scaling = dict[str, Any]()
     if kind in ("linear", "yarn"):
-        called = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
-        said = {called[name]: value for name, value in rope.items()} | {"type": kind}
+        keys = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
+        scaling = {keys[name]: value for name, value in rope.items()} | {"type": kind}
     model = small(rope_parameters={"rope_type": kind, **rope, "rope_theta": 500000.0})
     write(
         tmp_path / "model.gguf",
         model,
-        fields={f"llama.rope.scaling.{key}": v for key, v in said.items()},
+        fields={f"llama.rope.scaling.{key}": v for key, v in scaling.items()},
     )
-    found = config_of(GgufFile(tmp_path / "model.gguf"))
-    assert found.rope_parameters == model.config.rope_parameters
-    ours, theirs = rotary_of_config(found), rotary_of(model)
+    config = config_of(GgufFile(tmp_path / "model.gguf"))
+    assert config.rope_parameters == model.config.rope_parameters
+    ours = rotary_of_config(config)
+    theirs = rotary_of(model)
     assert torch.equal(ours.single(), theirs.single())
     assert (ours.scaling, ours.limit) == (theirs.scaling, theirs.limit)
     assert far(lean_logits(opened(tmp_path / "model.gguf")), logits(model)) < 1e-5
 
 
 @pytest.mark.parametrize(
-    ("said", "limit"),
+    ("scaling", "limit"),
     [
         ({}, 1024),
         ({"type": "yarn", "factor": 4.0}, 1024),
@@ -226,11 +227,11 @@ def test_positions_are_those_of_the_config(kind: str, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("kind", ["default", "llama3"])
 def test_a_factor_of_positions_counts_once(
-    kind: str, said: dict[str, object], limit: int, tmp_path: Path
+    kind: str, scaling: dict[str, object], limit: int, tmp_path: Path
 ) -> None:
     rope = {"rope_type": kind, **POSITIONS[kind], "rope_theta": 500000.0}
     model = small(rope_parameters=rope, max_position_embeddings=1024)
-    keys = {f"llama.rope.scaling.{key}": value for key, value in said.items()}
+    keys = {f"llama.rope.scaling.{key}": value for key, value in scaling.items()}
     write(tmp_path / "model.gguf", model, fields=keys)
     expected = 1024 if kind == "llama3" else limit
     assert rotary_of_config(config_of(GgufFile(tmp_path / "model.gguf"))).limit == expected
@@ -263,7 +264,7 @@ def built(fields: dict[str, Any]) -> Tokenizer:
 
 def trained(rule: str) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer of a family's kind, trained on a page."""
-    made = Tokenizer(models.BPE(ignore_merges=rule == "llama-bpe"))
+    backend = Tokenizer(models.BPE(ignore_merges=rule == "llama-bpe"))
     digits = {"llama-bpe": "{1,3}", "qwen2": ""}
     if rule in digits:
         cut = pre_tokenizers.Split(Regex(WORDS % digits[rule]), "isolated")
@@ -271,10 +272,10 @@ def trained(rule: str) -> PreTrainedTokenizerFast:
     else:
         parts = [pre_tokenizers.Digits(individual_digits=True)] if rule == "smollm" else []
         parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True))
-    made.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
     if rule == "qwen2":
-        made.normalizer = normalizers.NFC()
-    made.decoder = decoders.ByteLevel()
+        backend.normalizer = normalizers.NFC()
+    backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=900,
         show_progress=False,
@@ -282,30 +283,33 @@ def trained(rule: str) -> PreTrainedTokenizerFast:
         special_tokens=["<s>", "</s>"],
     )
     page = Path("README.md").read_text(encoding="utf-8")
-    made.train_from_iterator([page, *TEXTS], trainer)
-    made.add_special_tokens(["<x>"])
+    backend.train_from_iterator([page, *TEXTS], trainer)
+    backend.add_special_tokens(["<x>"])
     if rule == "llama-bpe":
-        made.post_processor = processors.TemplateProcessing(
+        backend.post_processor = processors.TemplateProcessing(
             single="<s> $A", special_tokens=[("<s>", 0)]
         )
-    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
 
 
 @pytest.mark.parametrize("rule", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
 def test_byte_level_tokenizers(rule: str, tmp_path: Path) -> None:
     real = trained(rule)
     fields = tokenizer_fields(real, pre=rule)
-    made = built(fields)
+    backend = built(fields)
     ours = plain_tokenizer.wrapped(gguf_tokenizer(fields, tmp_path))
     for text in TEXTS:
         ids = real(text)["input_ids"]
-        assert ours(text)["input_ids"] == ids == made.encode(text).ids, text
-        plain = [one(text, add_special_tokens=False)["input_ids"] for one in (ours, real)]
+        assert ours(text)["input_ids"] == ids == backend.encode(text).ids, text
+        plain = [
+            tokenizer(text, add_special_tokens=False)["input_ids"] for tokenizer in (ours, real)
+        ]
         assert plain[0] == plain[1]
-        assert ours.decode(ids) == real.decode(ids) == made.decode(ids, skip_special_tokens=False)
-    assert (
-        ours.special_tokens_map == real.special_tokens_map and ours.get_vocab() == real.get_vocab()
-    )
+        assert (
+            ours.decode(ids) == real.decode(ids) == backend.decode(ids, skip_special_tokens=False)
+        )
+    assert ours.special_tokens_map == real.special_tokens_map
+    assert ours.get_vocab() == real.get_vocab()
 
 
 def sentencepiece(**more: Any) -> dict[str, Any]:
@@ -315,10 +319,16 @@ def sentencepiece(**more: Any) -> dict[str, Any]:
     words = ["▁t", "he", "▁the", "in", "er", "▁a", "nd", "▁and", "▁▁", "ing", "re", "the"]
     pieces += [(word, -float(place), 1) for place, word in enumerate(words)]
     pieces += [(letter, -1000.0 - place, 1) for place, letter in enumerate("▁theinradg")]
-    tokens, scores, kinds = map(list, zip(*pieces, strict=True))
-    said = {"model": "llama", "tokens": tokens, "scores": scores, "token_type": kinds}
-    said |= {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
-    return {f"tokenizer.ggml.{key}": value for key, value in {**said, **more}.items()}
+    fields = {
+        "model": "llama",
+        "tokens": [token for token, _, _ in pieces],
+        "scores": [score for _, score, _ in pieces],
+        "token_type": [kind for _, _, kind in pieces],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in {**fields, **more}.items()}
 
 
 @pytest.mark.parametrize(
@@ -350,8 +360,9 @@ def test_well_known_ends_of_turns_whatever_the_file_says(kind: int, tmp_path: Pa
     fields["tokenizer.ggml.token_type"] = [*fields["tokenizer.ggml.token_type"], kind, kind]
     at = len(tokens)
     assert words(fields).ends() == [1, at, at + 1]
-    made = built(fields).get_added_tokens_decoder()
-    assert made[at].special and made[at + 1].special  # so that no message can hold them
+    added = built(fields).get_added_tokens_decoder()
+    assert added[at].special  # so that no message can hold them
+    assert added[at + 1].special
     del fields["tokenizer.ggml.eos_token_id"]
     fields["tokenizer.ggml.token_type"][1] = kind  # of </s>
     assert words(fields).ends() == ([1, at, at + 1] if kind == 3 else [at, at + 1])
@@ -389,7 +400,8 @@ def test_tokens_that_fill_up_a_padded_vocabulary_have_no_names(tmp_path: Path) -
     fields["tokenizer.ggml.token_type"] = [*fields["tokenizer.ggml.token_type"], 5, 5]
     ours = gguf_tokenizer(fields, tmp_path)
     assert ours.get_vocab() == real.get_vocab()
-    assert unnamed_rows(ours, 905) == list(range(len(real), 905)) and unnamed_rows(None, 3) == []
+    assert unnamed_rows(ours, 905) == list(range(len(real), 905))
+    assert unnamed_rows(None, 3) == []
 
 
 def test_a_file_without_merges_is_refused() -> None:
@@ -407,9 +419,9 @@ def test_a_file_without_merges_is_refused() -> None:
 ADAPTER = "holds an adapter; valid: the model that it was merged into"
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_folders_of_adapters_are_refused_with_what_to_do(whole: bool, tmp_path: Path) -> None:
-    if whole:
+@pytest.mark.parametrize("has_model", [True, False])
+def test_folders_of_adapters_are_refused_with_what_to_do(has_model: bool, tmp_path: Path) -> None:
+    if has_model:
         small().save_pretrained(tmp_path)
         tiny_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
@@ -438,7 +450,7 @@ def refused(path: Path, **options: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("fields", "words"),
     [
         ({"llama.block_count": None}, "lacks llama.block_count, a number"),
         ({"llama.block_count": 3}, "lacks the tensor model.layers.2."),
@@ -453,15 +465,16 @@ def refused(path: Path, **options: Any) -> str:
         ),
     ],
 )
-def test_what_a_file_lacks(said: dict[str, Any], words: str, tmp_path: Path) -> None:
-    write(tmp_path / "model.gguf", small(), fields=said)
+def test_what_a_file_lacks(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", small(), fields=fields)
     assert words in refused(tmp_path / "model.gguf")
 
 
 def test_other_architectures(tmp_path: Path) -> None:
     write(tmp_path / "model.gguf", small(), architecture="grok")
     words = refused(tmp_path / "model.gguf")
-    assert "the architecture grok cannot be run" in words and "valid: llama, qwen2, qwen3" in words
+    assert "the architecture grok cannot be run" in words
+    assert "valid: llama, qwen2, qwen3" in words
 
 
 # ---- stored otherwise ----------------------------------------------------------------------------
@@ -469,15 +482,15 @@ def test_other_architectures(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", get_args(Weights)[1:])
 def test_weights(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model, path = small("qwen3"), tmp_path / "model"
+    model = small("qwen3")
+    path = tmp_path / "model"
     model.save_pretrained(path)
     chat_tokenizer().save_pretrained(path)
     with caplog.at_level(logging.WARNING, "tokenswift"):
         llm = opened(path, weights=kind)
-    said = [record.message for record in caplog.records if "quantized" in record.message]
-    assert len(said) == (kind in FORMATS) and all(
-        f"is quantized to {kind}, which makes it another model" in s for s in said
-    )
+    warnings = [record.message for record in caplog.records if "quantized" in record.message]
+    assert len(warnings) == (kind in FORMATS)
+    assert all(f"is quantized to {kind}, which makes it another model" in s for s in warnings)
     with torch.no_grad():
         for parameter in (p for p in model.parameters() if p.ndim == 2):
             parameter.copy_(recoded(parameter, kind))
@@ -487,7 +500,8 @@ def test_weights(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     assert (llm.resources.identity()["weights"] == plain.resources.identity()["weights"]) == (
         kind == "float32"
     )
-    assert llm.loading is not None and llm.loading["weights"] == kind
+    assert llm.loading is not None
+    assert llm.loading["weights"] == kind
     loading = llm.loading
     loading["heads"] = "none"
     assert LLM(**loading).resources.identity() == llm.resources.identity()

@@ -42,7 +42,7 @@ def opened(path: Path) -> LLM:
 
 
 @pytest.mark.parametrize(
-    ("said", "line"),
+    ("fields", "line"),
     [
         ({"hidden_size": 0}, "x: hidden_size is 0; valid: int >= 1"),
         ({"max_window_layers": None}, "x: max_window_layers is None; valid: int"),
@@ -65,8 +65,8 @@ def opened(path: Path) -> LLM:
         ),
     ],
 )
-def test_numbers_that_no_model_has(said: dict[str, Any], line: str) -> None:
-    assert line_of(lambda: check_numbers(said, "x")) == line
+def test_numbers_that_no_model_has(fields: dict[str, Any], line: str) -> None:
+    assert line_of(lambda: check_numbers(fields, "x")) == line
 
 
 # ---- GGUF files ----------------------------------------------------------------------------------
@@ -141,10 +141,11 @@ def test_biases_and_norms_are_those_of_the_table(
     kind: str, called: str, count: int, words: str, tmp_path: Path
 ) -> None:
     write(tmp_path / "whole.gguf", small(kind))
-    made, called = Draft.of(tmp_path / "whole.gguf"), f"blk.0.{called}"
-    made.tensors = [entry for entry in made.tensors if entry[0] != called]
-    made.add(called, (count,), bytes(4 * count))
-    line = line_of(lambda: opened(made.write(tmp_path / "model.gguf")))
+    draft = Draft.of(tmp_path / "whole.gguf")
+    called = f"blk.0.{called}"
+    draft.tensors = [entry for entry in draft.tensors if entry[0] != called]
+    draft.add(called, (count,), bytes(4 * count))
+    line = line_of(lambda: opened(draft.write(tmp_path / "model.gguf")))
     assert words in line
 
 
@@ -180,7 +181,8 @@ def test_added_tokens_without_rows_are_refused_where_they_are_written(folder: Pa
 def test_ids_of_configs_beyond_the_rows_end_no_text(file: str, ids: Any, folder: Path) -> None:
     change(folder / file, eos_token_id=ids)
     llm = opened(folder)
-    assert llm.source.end_tokens() <= {1, 257} and llm.generate([3, 4], 3).token_ids
+    assert llm.source.end_tokens() <= {1, 257}
+    assert llm.generate([3, 4], 3).token_ids
 
 
 TURNED_ROUND = {"factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}
@@ -228,10 +230,10 @@ def test_configs_of_any_family_without_end(
     kind: str, name: str, value: object, valid: str, within: bool, tmp_path: Path
 ) -> None:
     """A family's own code would go through all of them."""
-    said: dict[str, object] = {name: value}
+    fields: dict[str, object] = {name: value}
     config = tmp_path / "config.json"
     config.write_text(
-        json.dumps({"model_type": kind, **({"text_config": said} if within else said)})
+        json.dumps({"model_type": kind, **({"text_config": fields} if within else fields)})
     )
     line = line_of(lambda: LLM(tmp_path, device="cpu"))
     assert line.startswith(
@@ -240,7 +242,7 @@ def test_configs_of_any_family_without_end(
 
 
 @pytest.mark.parametrize(
-    "said",
+    "fields",
     [
         {"model_type": "mamba2", "time_step_limit": [0.0, math.inf]},
         {
@@ -261,10 +263,10 @@ def test_configs_of_any_family_without_end(
     ],
 )
 def test_what_configs_of_other_families_say_is_taken(
-    said: dict[str, object], tmp_path: Path
+    fields: dict[str, object], tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(said))
-    assert read_config("x", tmp_path / "config.json") == said
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert read_config("x", tmp_path / "config.json") == fields
 
 
 def test_an_index_names_files_of_its_folder(folder: Path) -> None:

@@ -21,7 +21,8 @@ from tokenswift.loader.find import locate
 from tokenswift.loader.load import load
 from tokenswift.types import InputError
 
-NAME, COMMIT = "someone/tiny", "0123456789abcdef0123456789abcdef01234567"
+NAME = "someone/tiny"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 UNWANTED = ("pytorch_model.bin", "original/weights.safetensors", "README.md")
 
@@ -30,7 +31,7 @@ class Hub(BaseHTTPRequestHandler):
     """Answers for one repository; ``asked`` collects the files that were fetched."""
 
     files: dict[str, bytes] = {}
-    asked: list[str] = []
+    fetched: list[str] = []
 
     def _send(self, code: int, content: bytes, **headers: str) -> None:
         self.send_response(code)
@@ -66,7 +67,7 @@ class Hub(BaseHTTPRequestHandler):
             data = self.files[name]
             tag = hashlib.sha1(data).hexdigest()
             if self.command == "GET":
-                self.asked.append(name)
+                self.fetched.append(name)
             return self._send(200, data, ETag=f'"{tag}"', X_Repo_Commit=COMMIT)
         return self._send(404, b"", X_Error_Code="RepoNotFound")
 
@@ -85,7 +86,7 @@ def served(
         "original/weights.safetensors": b"thrice",
         "README.md": b"hi",
     }
-    Hub.asked = []
+    Hub.fetched = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -112,16 +113,18 @@ def test_a_model_is_fetched_once_and_weights_once(
 ) -> None:
     caplog.set_level(logging.WARNING, "tokenswift")
     loaded = load(NAME, device="cpu")
-    assert loaded.model.config.model_type == "llama" and loaded.tokenizer("a")["input_ids"]
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(Hub.asked)
-    assert not set(UNWANTED) & set(Hub.asked)
-    assert len(Hub.asked) == len(set(Hub.asked))
+    assert loaded.model.config.model_type == "llama"
+    assert loaded.tokenizer("a")["input_ids"]
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(Hub.fetched)
+    assert not set(UNWANTED) & set(Hub.fetched)
+    assert len(Hub.fetched) == len(set(Hub.fetched))
     assert "fetching someone/tiny from the hub" in caplog.text
     assert "\x1b" not in capfd.readouterr().err  # no terminal: no escape codes
     caplog.clear()
-    Hub.asked.clear()
+    Hub.fetched.clear()
     assert load(NAME, device="cpu").name == NAME
-    assert Hub.asked == [] and "fetching" not in caplog.text
+    assert Hub.fetched == []
+    assert "fetching" not in caplog.text
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert load(NAME, device="cpu").name == NAME
     with pytest.raises(InputError, match="^model someone/other .*HF_HUB_OFFLINE.*a local folder"):
@@ -135,11 +138,13 @@ def test_one_file_of_a_repository(
     write(tmp_path / "a.gguf", small())
     Hub.files |= {"a.Q4_0.gguf": (tmp_path / "a.gguf").read_bytes(), "b.gguf": b"other"}
     loaded = load(f"{NAME}:a.Q4_0.gguf", device="cpu")
-    assert Hub.asked == ["a.Q4_0.gguf"] and loaded.model.config.model_type == "llama"
+    assert Hub.fetched == ["a.Q4_0.gguf"]
+    assert loaded.model.config.model_type == "llama"
     assert "fetching someone/tiny:a.Q4_0.gguf from the hub" in caplog.text
     caplog.clear()
     assert load(f"{NAME}:a.Q4_0.gguf", device="cpu").name == f"{NAME}:a.Q4_0.gguf"
-    assert len(Hub.asked) == 1 and "fetching" not in caplog.text
+    assert len(Hub.fetched) == 1
+    assert "fetching" not in caplog.text
     with pytest.raises(InputError) as caught:
         load(f"{NAME}:c.gguf", device="cpu")
     assert (
@@ -156,21 +161,22 @@ def test_a_file_by_its_format_in_a_folder(
     served: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "a.gguf", small())
-    whole = (tmp_path / "a.gguf").read_bytes()
+    content = (tmp_path / "a.gguf").read_bytes()
     Hub.files |= {
-        "a-Q4_K_M.gguf": whole,
+        "a-Q4_K_M.gguf": content,
         "b.Q4_K_S.gguf": b"",
         "mmproj-Q4_K_M.gguf": b"",
         "Q8/x-Q8_0.gguf": b"x",
     }
     for name, file in (("Q4_K_M", "a-Q4_K_M.gguf"), ("q8_0", "Q8/x-Q8_0.gguf")):
-        Hub.asked.clear()
-        assert str(locate(f"{NAME}:{name}")).endswith(file) and Hub.asked == [file]
+        Hub.fetched.clear()
+        assert str(locate(f"{NAME}:{name}")).endswith(file)
+        assert Hub.fetched == [file]
     assert LLM(f"{NAME}:Q4_K_M", device="cpu", heads="none").name == f"{NAME}:Q4_K_M"
     for name in ("Q4_K", "a/b.gguf"):
         with pytest.raises(InputError, match=f"has no file {name}; valid: .*a-Q4_K_M.gguf"):
             locate(f"{NAME}:{name}")
-    Hub.files |= {"other-Q4_K_M.gguf": whole}
+    Hub.files |= {"other-Q4_K_M.gguf": content}
     with pytest.raises(
         InputError, match="several files Q4_K_M; valid: a-Q4_K_M.gguf, other-Q4_K_M.gguf"
     ):
@@ -178,7 +184,8 @@ def test_a_file_by_its_format_in_a_folder(
     with pytest.raises(InputError, match="no such folder or file"):
         locate(f"{NAME}:../x.gguf")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert locate(f"{NAME}:Q8_0").is_file() and locate(f"{NAME}:a-Q4_K_M.gguf").is_file()
+    assert locate(f"{NAME}:Q8_0").is_file()
+    assert locate(f"{NAME}:a-Q4_K_M.gguf").is_file()
 
 
 def test_what_is_here_is_taken_where_the_hub_does_not_answer(
@@ -202,7 +209,7 @@ def test_all_parts_of_a_file_are_fetched(
     Hub.files |= {f"Q4_0/{name}": (tmp_path / name).read_bytes() for name in parts}
     for name in ("Q4_0", f"Q4_0/{parts[1]}"):
         assert locate(f"{NAME}:{name}").name == parts[0]
-    assert sorted(Hub.asked) == [f"Q4_0/{part}" for part in parts]
+    assert sorted(Hub.fetched) == [f"Q4_0/{part}" for part in parts]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert load(f"{NAME}:Q4_0", device="cpu").name == f"{NAME}:Q4_0"
 
@@ -214,9 +221,12 @@ def test_a_part_that_a_repository_lacks_is_named(served: type) -> None:
 
 
 def test_refusals(served: type) -> None:
-    whole = dict(Hub.files)
+    files_before = dict(Hub.files)
     for files, line in (
-        ({**whole, "adapter_config.json": b"{}"}, "holds an adapter; valid: the model that it was"),
+        (
+            {**files_before, "adapter_config.json": b"{}"},
+            "holds an adapter; valid: the model that it was",
+        ),
         (
             {"adapter_config.json": b"{}", "adapter_model.safetensors": b""},
             "on the hub holds an adapter; valid: the model that it was merged into",

@@ -59,8 +59,8 @@ def test_a_config_of_another_kind_of_model(tmp_path: Path) -> None:
     ],
 )
 def test_only_causal_language_models_are_run(architectures: object, copy: Path) -> None:
-    said = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**said, "architectures": architectures}))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "architectures": architectures}))
     refused(
         copy,
         f"is not a causal language model (its architectures are {str(architectures)[:30]}",
@@ -70,8 +70,8 @@ def test_only_causal_language_models_are_run(architectures: object, copy: Path) 
 
 @pytest.mark.parametrize("architectures", [["LlamaForCausalLM"], [], None])
 def test_configs_of_causal_language_models_are_run(architectures: object, copy: Path) -> None:
-    said = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**said, "architectures": architectures}))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "architectures": architectures}))
     assert load(copy, device="cpu").model.config.model_type == "llama"
 
 
@@ -104,7 +104,8 @@ def test_folders_without_a_tokenizer(tiny_folder: Folder, tmp_path: Path) -> Non
 @pytest.mark.model
 def test_default_model(embedded: str) -> None:
     loaded = load("smollm2-135m", device="cpu")
-    assert loaded.name == "smollm2-135m" and loaded.model.dtype == torch.float32
+    assert loaded.name == "smollm2-135m"
+    assert loaded.model.dtype == torch.float32
     assert (
         loaded.model.lm_head.weight.data_ptr() == loaded.model.model.embed_tokens.weight.data_ptr()
     )
@@ -113,7 +114,8 @@ def test_default_model(embedded: str) -> None:
         *loaded.tokenizer("In")["input_ids"],
         *digits,
     ]
-    assert loaded.tokenizer.eos_token_id == 2 and loaded.model.generation_config.eos_token_id == [
+    assert loaded.tokenizer.eos_token_id == 2
+    assert loaded.model.generation_config.eos_token_id == [
         0,
         2,
     ]
@@ -123,25 +125,25 @@ def test_default_model(embedded: str) -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+def default_types(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     """What torch's default type was set to."""
-    found: list[torch.dtype] = []
-    usual = torch.set_default_dtype
+    default_types: list[torch.dtype] = []
+    real = torch.set_default_dtype
 
-    def told(dtype: torch.dtype) -> None:
-        found.append(dtype)
-        usual(dtype)
+    def set_default_dtype(dtype: torch.dtype) -> None:
+        default_types.append(dtype)
+        real(dtype)
 
-    monkeypatch.setattr(torch, "set_default_dtype", told)
-    return found
+    monkeypatch.setattr(torch, "set_default_dtype", set_default_dtype)
+    return default_types
 
 
-def test_a_model_beside_running_texts(tmp_path: Path, asked: list[torch.dtype]) -> None:
+def test_a_model_beside_running_texts(tmp_path: Path, default_types: list[torch.dtype]) -> None:
     """Where transformers' own model is asked for behind one that is read from its file."""
     write(tmp_path / "model.gguf", small())
     with LLM(tmp_path / "model.gguf", dtype="bfloat16", device="cpu", heads="none") as llm:
-        made = llm.source.model
-    assert set(asked) <= {torch.float32}  # the usual one
-    assert {part.dtype for part in made.parameters()} == {torch.bfloat16}
-    assert made.config.dtype == torch.bfloat16
-    assert {part.dtype for part in made.buffers()} == {torch.float32}  # tables of positions
+        model = llm.source.model
+    assert set(default_types) <= {torch.float32}  # the usual one
+    assert {part.dtype for part in model.parameters()} == {torch.bfloat16}
+    assert model.config.dtype == torch.bfloat16
+    assert {part.dtype for part in model.buffers()} == {torch.float32}  # tables of positions

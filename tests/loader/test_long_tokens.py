@@ -17,10 +17,10 @@ PATH = Path("model.gguf")
 
 def fields(tokens: list[str]) -> dict[str, object]:
     """A sentencepiece vocabulary."""
-    said: dict[str, object] = {"model": "llama", "tokens": tokens}
-    said["scores"] = [0.0] * len(tokens)
-    said["token_type"] = [1] * len(tokens)
-    return {f"tokenizer.ggml.{name}": value for name, value in said.items()}
+    values: dict[str, object] = {"model": "llama", "tokens": tokens}
+    values["scores"] = [0.0] * len(tokens)
+    values["token_type"] = [1] * len(tokens)
+    return {f"tokenizer.ggml.{name}": value for name, value in values.items()}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from tokenswift.loader.chat_template import has_template
 from tokenswift.loader.ends import end_tokens
 from tokenswift.types import InputError
 
-BOS, V = 256, 260
+BOS = 256
+V = 260
 HELLO = [{"role": "user", "content": "hé"}]
 
 
@@ -30,13 +31,15 @@ def test_a_chat_is_the_templates_text_with_one_bos(adds_bos: bool) -> None:
     messages = [{"role": "system", "content": "Be brief."}, *HELLO]
     ids = prompt_ids(messages, tokenizer, V)
     assert text_of(ids) == "<s>system: Be brief.\nuser: hé\nassistant:"
-    assert ids.count(BOS) == 1 and ids[0] == BOS
+    assert ids.count(BOS) == 1
+    assert ids[0] == BOS
     assert prompt_ids(tuple(messages), tokenizer, V) == ids
 
 
 @pytest.mark.parametrize("text", ["hi", "<s>hi", "<s><s>hi", "<s>", "hi<s>", " <s>hi"])
 def test_text_gets_at_most_one_bos_of_the_tokenizer(text: str) -> None:
-    adds, leaves = chat_tokenizer(True), chat_tokenizer(False)
+    adds = chat_tokenizer(True)
+    leaves = chat_tokenizer(False)
     bare = leaves(text)["input_ids"]
     assert prompt_ids(text, leaves, V) == bare  # as it was written, whatever it begins with
     begun = bare if text.startswith("<s>") else [BOS, *bare]
@@ -55,8 +58,9 @@ KINDS = (
 
 @pytest.mark.parametrize("ids", KINDS, ids=lambda ids: type(ids).__name__)
 def test_token_ids_of_every_kind(ids: Any) -> None:
-    found = prompt_ids(ids, None, V)
-    assert found == [5, 6] and all(type(token) is int for token in found)
+    converted = prompt_ids(ids, None, V)
+    assert converted == [5, 6]
+    assert all(type(token) is int for token in converted)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +90,9 @@ def test_what_is_no_prompt(prompt: Any, words: str) -> None:
     with pytest.raises(InputError) as caught:
         prompt_ids(prompt, chat_tokenizer(False), V)
     line = str(caught.value)
-    assert words in line and "\n" not in line and len(line) < 300, line
+    assert words in line, line
+    assert "\n" not in line, line
+    assert len(line) < 300, line
 
 
 def test_chat_needs_a_template_and_text_a_tokenizer() -> None:
@@ -94,11 +100,9 @@ def test_chat_needs_a_template_and_text_a_tokenizer() -> None:
         prompt_ids(HELLO, tiny_tokenizer(), V)
     with pytest.raises(InputError, match="came without a tokenizer; valid: token ids"):
         prompt_ids("x", None, V)
-    assert (
-        not has_template(None)
-        and not has_template(tiny_tokenizer())
-        and has_template(chat_tokenizer())
-    )
+    assert not has_template(None)
+    assert not has_template(tiny_tokenizer())
+    assert has_template(chat_tokenizer())
     named = chat_tokenizer()
     named.chat_template = {"tool_use": "x"}
     assert not has_template(named)
@@ -109,12 +113,14 @@ def test_chat_needs_a_template_and_text_a_tokenizer() -> None:
 def test_all_tokens_that_end_a_text() -> None:
     class Part:
         def __init__(self, ids: Any, config: Any = None) -> None:
-            self.eos_token_id, self.config = ids, config
+            self.eos_token_id = ids
+            self.config = config
             self.generation_config: Any = None
 
     model = Part(None, config=Part([3, 4]))
     model.generation_config = Part(5)
-    assert end_tokens(model, Part(6)) == {3, 4, 5, 6} and end_tokens(model, None) == {3, 4, 5}
+    assert end_tokens(model, Part(6)) == {3, 4, 5, 6}
+    assert end_tokens(model, None) == {3, 4, 5}
 
 
 @pytest.mark.parametrize("kind", ["text", "input_text", "output_text", "refusal"])
@@ -155,9 +161,9 @@ def test_contents_have_the_form_that_the_template_reads(
 
 
 def test_an_answer_goes_on_in_parts() -> None:
-    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The answer "}]
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The answer "}]
     template = PARTS.replace(" | trim", "")
-    assert written(template, said) == "user:Hi\nassistant:The answer "
+    assert written(template, messages) == "user:Hi\nassistant:The answer "
 
 
 @pytest.mark.parametrize(
@@ -226,14 +232,14 @@ ROLES = {"s": "system", "d": "developer", "u": "user", "a": "assistant"}
 
 def talk(text: str) -> list[dict[str, Any]]:
     """``u:Hi a:Yes?`` → messages."""
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for word in text.split(" "):
-        role, colon, said = word.partition(":")
+        role, colon, content = word.partition(":")
         if colon and role in ROLES:
-            found.append({"role": ROLES[role], "content": said})
+            messages.append({"role": ROLES[role], "content": content})
         else:
-            found[-1]["content"] += " " + word
-    return found
+            messages[-1]["content"] += " " + word
+    return messages
 
 
 def written(template: str, messages: list[dict[str, Any]], **options: Any) -> str:
@@ -243,7 +249,7 @@ def written(template: str, messages: list[dict[str, Any]], **options: Any) -> st
 
 
 @pytest.mark.parametrize(
-    ("template", "said", "text"),
+    ("template", "conversation", "text"),
     [
         (ANY, TALK, "system:Be brief.;user:Hi;assistant:Yes?;system:Be kind.;user:Why?;assistant:"),
         (ANY, "d:Be brief. u:Hi", "system:Be brief.;user:Hi;assistant:"),
@@ -266,9 +272,9 @@ def written(template: str, messages: list[dict[str, Any]], **options: Any) -> st
         (GEMMA, "s:A a:Yes? u:Hi", "<user>A\n<assistant>Yes?\n<user>Hi\n<assistant>"),
     ],
 )
-def test_all_that_is_said_is_written(template: str, said: str, text: str) -> None:
+def test_all_that_is_said_is_written(template: str, conversation: str, text: str) -> None:
     """In the first form that the template writes whole: a system message is never dropped."""
-    assert written(template, talk(said)) == text
+    assert written(template, talk(conversation)) == text
 
 
 def test_what_no_form_helps_is_refused_as_ever() -> None:
@@ -280,7 +286,7 @@ def test_what_no_form_helps_is_refused_as_ever() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "said", "text"),
+    ("template", "conversation", "text"),
     [
         (ANY, "u:Hi a:The answer", "user:Hi;assistant:The answer"),
         (ANY, "u:Hi a:The answer  ", "user:Hi;assistant:The answer  "),
@@ -289,22 +295,24 @@ def test_what_no_form_helps_is_refused_as_ever() -> None:
         (MISTRAL, "s:A u:Hi a:The", "[A\n\nHi] The"),
     ],
 )
-def test_an_answer_that_has_begun_goes_on(template: str, said: str, text: str) -> None:
+def test_an_answer_that_has_begun_goes_on(template: str, conversation: str, text: str) -> None:
     """Behind the assistant's last message, which ends as it is: no second turn begins."""
-    assert written(template, talk(said)) == text
-    if talk(said)[-1]["content"]:
-        assert written(template, talk(said), continue_final_message=True) == text
+    assert written(template, talk(conversation)) == text
+    if talk(conversation)[-1]["content"]:
+        assert written(template, talk(conversation), continue_final_message=True) == text
 
 
 def test_a_second_turn_is_asked_for_by_name() -> None:
-    said = talk("u:Hi a:Yes")
-    assert written(ANY, said, continue_final_message=False) == "user:Hi;assistant:Yes;assistant:"
+    messages = talk("u:Hi a:Yes")
+    assert (
+        written(ANY, messages, continue_final_message=False) == "user:Hi;assistant:Yes;assistant:"
+    )
     with pytest.raises(
         InputError, match="continue_final_message is True, and the last message the user's"
     ):
         written(ANY, talk("u:Hi"), continue_final_message=True)
     with pytest.raises(InputError, match="leaves out the assistant's message at the end"):
-        written("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", said)
+        written("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", messages)
 
 
 def test_options_of_a_template() -> None:
@@ -316,7 +324,8 @@ def test_options_of_a_template() -> None:
     tokenizer = chat_tokenizer(adds_bos=False)
     tokenizer.chat_template = "{{ bos_token }}{{ mood }}"
     ids = prompt_ids(talk("u:Hi"), tokenizer, 260, options={"mood": "<s>", "bos_token": "x"})
-    assert ids[0] == 256 not in ids[1:] and tokenizer.decode(ids) == "<s><s>"
+    assert ids[0] == 256 not in ids[1:]
+    assert tokenizer.decode(ids) == "<s><s>"
     tokenizer.chat_template = "{{ template }}{{ special }}"
     ids = prompt_ids(talk("u:Hi"), tokenizer, 260, options={"template": "a", "special": "b"})
     assert tokenizer.decode(ids) == "ab"

@@ -36,27 +36,30 @@ def logits(model: Any) -> torch.Tensor:
     return model(torch.arange(300)[None] * 7 % 256, use_cache=False).logits[0]
 
 
-def made(family: str, **changes: Any) -> Any:
+def eager_model(family: str, **changes: Any) -> Any:
     return tiny_model(family, attn_implementation="eager", **changes)
 
 
 def ours(model: Any, scaling: RopeScaling | None = None) -> torch.Tensor:
     """Logits of the same text through a target."""
     target = make_target(model, scaling)
-    tokens, places = torch.arange(300) * 7 % 256, torch.arange(300)
+    tokens = torch.arange(300) * 7 % 256
+    places = torch.arange(300)
     return target.logits(target.forward(tokens, places, target.new_cache(301)).hidden)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_extended_equals_built_so_and_the_model_stays_as_it_was(family: str) -> None:
-    model = made(family, rope_parameters={"rope_type": "default", "rope_theta": THETA})
-    before, config = logits(model), model.config.to_dict()
-    built = made(family, rope_parameters=YARN, max_position_embeddings=1024)
+    model = eager_model(family, rope_parameters={"rope_type": "default", "rope_theta": THETA})
+    before = logits(model)
+    config = model.config.to_dict()
+    built = eager_model(family, rope_parameters=YARN, max_position_embeddings=1024)
     scaled = ours(model, RopeScaling(4.0))
     torch.testing.assert_close(scaled, logits(built), rtol=1e-4, atol=2e-5)
     assert torch.equal(scaled, ours(built))
     assert (scaled - before).abs().max() > 1e-5  # it does something
-    assert torch.equal(logits(model), before) and model.config.to_dict() == config
+    assert torch.equal(logits(model), before)
+    assert model.config.to_dict() == config
 
 
 def test_a_checkpoint_with_yarn_multiplies_its_factor() -> None:
@@ -66,9 +69,8 @@ def test_a_checkpoint_with_yarn_multiplies_its_factor() -> None:
     assert context_limit(config) == 2048
     assert config.rope_parameters["factor"] == 8.0
     assert config.rope_parameters["original_max_position_embeddings"] == 256
-    assert (
-        scaled_config(model.config, None) is model.config and model.config.rope_parameters == YARN
-    )
+    assert scaled_config(model.config, None) is model.config
+    assert model.config.rope_parameters == YARN
 
 
 def test_a_second_wrapping_does_not_count_the_factor_twice() -> None:
@@ -121,10 +123,10 @@ def test_frequencies_are_those_of_transformers(
 
 @pytest.mark.parametrize("wrong", [{"rope_theta": 1.0}, {"rope_theta": 1e4, "beta_fast": 5e-324}])
 def test_positions_without_frequencies_are_refused(wrong: dict[str, Any]) -> None:
-    own = tiny_model().config.to_dict()
-    said = {name: own[name] for name in READ["llama"].defaults}
+    model_fields = tiny_model().config.to_dict()
+    stated_fields = {name: model_fields[name] for name in READ["llama"].defaults}
     config = completed(
-        "llama", {**said, "rope_parameters": {"rope_type": "yarn", "factor": 2.0, **wrong}}
+        "llama", {**stated_fields, "rope_parameters": {"rope_type": "yarn", "factor": 2.0, **wrong}}
     )
     assert config is not None
     with pytest.raises(InputError, match="rope_parameters cannot be used"):
@@ -136,25 +138,26 @@ ADDED: dict[str, Any] = {"type": "yarn", "factor": 4.0, "original_max_position_e
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted"),
+    ("fields", "wanted"),
     [
         ({"rope_parameters": PLAIN, "rope_scaling": None}, PLAIN),
         ({"rope_theta": 1e6, "rope_scaling": ADDED}, {"rope_theta": 1e6, "factor": 4.0}),
         ({"rope_parameters": PLAIN, "rope_scaling": ADDED}, None),
     ],
 )
-def test_positions_in_older_and_newer_fields(said: Any, wanted: Any, tmp_path: Path) -> None:
+def test_positions_in_older_and_newer_fields(fields: Any, wanted: Any, tmp_path: Path) -> None:
     """Read natively or not; in both, which transformers would drop in part, they are refused."""
     tiny_model("qwen2").save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config = {k: v for k, v in config.items() if not k.startswith("rope")}
-    (tmp_path / "config.json").write_text(json.dumps({**config, **said}))
+    (tmp_path / "config.json").write_text(json.dumps({**config, **fields}))
     if wanted is None:
         with pytest.raises(InputError, match="rope_scaling is .*; valid: rope_parameters alone"):
             load(tmp_path)
         return
-    ours, theirs = LLM(tmp_path, device="cpu", heads="none").target.rotary, load(tmp_path).model
+    ours = LLM(tmp_path, device="cpu", heads="none").target.rotary
+    theirs = load(tmp_path).model
     for rope in (ours.config.rope_parameters, theirs.config.rope_parameters):
         assert {name: rope[name] for name in wanted} == wanted
     assert torch.equal(ours.single(), theirs.model.rotary_emb.inv_freq)
@@ -164,7 +167,7 @@ LAYERS = {"full_attention": PLAIN, "sliding_attention": PLAIN}
 
 
 @pytest.mark.parametrize(
-    ("said", "line"),
+    ("fields", "line"),
     [
         (
             {"rope_theta": 1e4, "rope_parameters": PLAIN},
@@ -187,11 +190,11 @@ LAYERS = {"full_attention": PLAIN, "sliding_attention": PLAIN}
     ],
 )
 def test_a_theta_that_is_stated_twice_is_one(
-    said: dict[str, object], line: str | None, tmp_path: Path
+    fields: dict[str, object], line: str | None, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(said))
+    (tmp_path / "config.json").write_text(json.dumps(fields))
     if line is None:
-        assert read_config("x", tmp_path / "config.json") == said
+        assert read_config("x", tmp_path / "config.json") == fields
         return
     with pytest.raises(InputError) as caught:
         read_config("x", tmp_path / "config.json")
@@ -217,9 +220,11 @@ LENGTHS: list[tuple[int, dict[str, object], int]] = [
 def test_a_factor_of_positions_counts_once(
     stated: int, rope: dict[str, object], limit: int
 ) -> None:
-    own = {**tiny_model().config.to_dict(), "rope_parameters": None, "rope_theta": THETA}
-    said = {name: own[name] for name in READ["llama"].defaults} | {"rope_scaling": rope}
-    config = completed("llama", {**said, "max_position_embeddings": stated})
+    model_fields = {**tiny_model().config.to_dict(), "rope_parameters": None, "rope_theta": THETA}
+    stated_fields = {name: model_fields[name] for name in READ["llama"].defaults} | {
+        "rope_scaling": rope
+    }
+    config = completed("llama", {**stated_fields, "max_position_embeddings": stated})
     assert config is not None
     assert context_limit(config) == limit
     assert rotary_of_config(config).limit == limit
@@ -236,8 +241,8 @@ def test_positions_of_files_that_do_not_say_what_a_factor_extends(
     config["rope_parameters"] = {"rope_type": "yarn", "rope_theta": THETA, "factor": 4.0}
     config["max_position_embeddings"] = 256
     (tmp_path / "config.json").write_text(json.dumps(config))
-    asked = None if scaling is None else "yarn:2"
-    native = LLM(tmp_path, device="cpu", heads="none", rope_scaling=asked).target.rotary
+    option = None if scaling is None else "yarn:2"
+    native = LLM(tmp_path, device="cpu", heads="none", rope_scaling=option).target.rotary
     theirs = rotary_of(load(tmp_path).model, scaling)
     assert native.limit == theirs.limit == (256 if scaling is None else 512)
     assert torch.equal(native.single(), theirs.single())

@@ -100,8 +100,11 @@ def test_texts_are_those_of_transformers(name: str, chat: str) -> None:
     for tools, ends in ((None, True), (TOOLS, False)):
         how = {"tools": tools, "add_generation_prompt": ends}
         if name == "everything":
-            said = tokenizer.apply_chat_template(CHATS[chat], tokenize=False, **how)
-            assert rendered(TEMPLATES[name], CHATS[chat], tokenizer.special_tokens_map, how) == said
+            expected = tokenizer.apply_chat_template(CHATS[chat], tokenize=False, **how)
+            assert (
+                rendered(TEMPLATES[name], CHATS[chat], tokenizer.special_tokens_map, how)
+                == expected
+            )
             continue
         with pytest.raises(Exception) as theirs:  # whatever it raises
             tokenizer.apply_chat_template(CHATS[chat], tokenize=False, **how)
@@ -123,7 +126,9 @@ def test_templates_that_are_none() -> None:
 
 # ---- limits --------------------------------------------------------------------------------------
 
-LONG, TOO_MUCH, TOO_LONG = "writes too much text", "takes too much memory", "takes too long"
+LONG = "writes too much text"
+TOO_MUCH = "takes too much memory"
+TOO_LONG = "takes too long"
 DEEP = "recursion"
 #: template → what is said of it: one for each limit, and one whose time goes into a single
 #: operation
@@ -170,11 +175,13 @@ def test_templates_without_measure_end_in_a_line_each() -> None:
         timeout=300,  # one hangs
     )
     assert done.returncode == 0, done.stderr
-    lines, own, child = json.loads(done.stdout)
+    lines, parent, child = json.loads(done.stdout)
     for (name, (_, words)), line in zip(HOSTILE.items(), lines, strict=True):
-        assert line.startswith("the model's chat template ") and words in line, (name, line)
-        assert "\n" not in line and len(line) < 300, name
-    assert max(own, child) < 512 * 1024, "kilobytes at most"
+        assert line.startswith("the model's chat template "), (name, line)
+        assert words in line, (name, line)
+        assert "\n" not in line, name
+        assert len(line) < 300, name
+    assert max(parent, child) < 512 * 1024, "kilobytes at most"
 
 
 def test_a_template_without_end_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +190,12 @@ def test_a_template_without_end_is_tried_once(monkeypatch: pytest.MonkeyPatch) -
     tokenizer.chat_template = HOSTILE["loops"][0]
     renders: list[str] = []
     ask = templates.ask
-    monkeypatch.setattr(templates, "ask", lambda *asked: (renders.append(asked[0]), ask(*asked))[1])
+
+    def counting(what: str, *arguments: Any) -> Any:
+        renders.append(what)
+        return ask(what, *arguments)
+
+    monkeypatch.setattr(templates, "ask", counting)
     with pytest.raises(InputError, match="the model's chat template takes too"):
         prompt_ids(CHATS["calls"], tokenizer, 260, tools=TOOLS)
     assert renders == ["render"]

@@ -107,8 +107,8 @@ def test_a_family_whose_class_may_do_more_is_left_to_transformers(tmp_path: Path
 
 def fields(changes: Mapping[str, object]) -> dict[str, object]:
     """What a file says of a byte-level vocabulary."""
-    said = tokenizer_fields(chat_tokenizer(), pre="qwen2")
-    return said | {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
+    values = tokenizer_fields(chat_tokenizer(), pre="qwen2")
+    return values | {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
 
 
 @pytest.mark.parametrize(

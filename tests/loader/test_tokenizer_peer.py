@@ -97,8 +97,8 @@ def part_of(draw: random.Random) -> str:
 @pytest.fixture(scope="module")
 def vocabulary() -> PreTrainedTokenizerFast:
     """Merges across every border that a rule may cut at."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     trainer = trainers.BpeTrainer(
         vocab_size=6000,
         show_progress=False,
@@ -106,8 +106,8 @@ def vocabulary() -> PreTrainedTokenizerFast:
         special_tokens=["<s>", "</s>"],
         max_token_length=12,
     )
-    made.train_from_iterator(texts(6000, 1), trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    backend.train_from_iterator(texts(6000, 1), trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
 
 
 def write(path: Path, words: Words) -> None:

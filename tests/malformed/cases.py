@@ -30,7 +30,7 @@ from tests.malformed.folder_bytes import (
     Folder,
     edited,
     packed,
-    whole,
+    plain_folder,
 )
 from tests.malformed.gguf_bytes import ARRAY, F64, I32, TEXT, U32, U64, Draft, Value
 
@@ -77,30 +77,32 @@ def fuzz(seeds: range) -> Iterator[Case]:
 
 
 @cache
-def whole_gguf() -> Draft:
-    """A whole file."""
+def plain_gguf() -> Draft:
+    """A complete file."""
     with TemporaryDirectory() as folder:
         write(Path(folder) / "model.gguf", small(), {"": QuantType.Q8_0})
         return Draft.of(Path(folder) / "model.gguf")
 
 
 def _write_gguf(change: Callable[[Draft], Any], folder: Path) -> Path:
-    made = deepcopy(whole_gguf())
-    change(made)
-    return made.write(folder / "model.gguf")
+    draft = deepcopy(plain_gguf())
+    change(draft)
+    return draft.write(folder / "model.gguf")
 
 
 def _write_folder(change: Callable[[Folder], Any], folder: Path) -> Path:
-    made = deepcopy(whole())
-    change(made)
-    return made.write(folder)
+    changed = deepcopy(plain_folder())
+    change(changed)
+    return changed.write(folder)
 
 
 def _write_changed(seed: int, folder: Path) -> Path:
-    path = whole_gguf().write(folder / "model.gguf")
-    content, draw = bytearray(path.read_bytes()), random.Random(seed)
+    path = plain_gguf().write(folder / "model.gguf")
+    content = bytearray(path.read_bytes())
+    draw = random.Random(seed)
     for _ in range(draw.choice((1, 1, 2, 8))):
-        at, size = draw.randrange(12_000), draw.choice((1, 4, 8, 100))
+        at = draw.randrange(12_000)
+        size = draw.choice((1, 4, 8, 100))
         match draw.randrange(5):
             case 0:
                 content[at] ^= 1 << draw.randrange(8)
@@ -126,9 +128,9 @@ def put(key: str, value: Value | None) -> Callable[[Draft], Any]:
 def entry(**changed: Any) -> Callable[[Draft], Any]:
     """A change of fields of the second tensor's entry."""
 
-    def change(made: Draft) -> None:
+    def change(draft: Draft) -> None:
         for name, value in changed.items():
-            setattr(made.tensors[1][1], name, value)
+            setattr(draft.tensors[1][1], name, value)
 
     return change
 
@@ -137,17 +139,17 @@ def _value(value: Value) -> Callable[[Draft], Any]:
     return lambda d: d.values.append(("x", value))
 
 
-def _nested(made: Draft) -> None:
+def _nested(draft: Draft) -> None:
     content = Value(ARRAY, [], U32).packed()
     for _ in range(5000):
         content = struct.pack("<IQ", ARRAY, 1) + content
-    made.values.append(("x", Value(ARRAY, content)))
+    draft.values.append(("x", Value(ARRAY, content)))
 
 
-def _infinite_scales(made: Draft) -> None:
-    found = made.tensor("blk.0.ffn_up.weight")
-    found.data = b"".join(
-        b"\0\x7c" + found.data[at + 2 : at + 34] for at in range(0, len(found.data), 34)
+def _infinite_scales(draft: Draft) -> None:
+    tensor = draft.tensor("blk.0.ffn_up.weight")
+    tensor.data = b"".join(
+        b"\0\x7c" + tensor.data[at + 2 : at + 34] for at in range(0, len(tensor.data), 34)
     )
 
 
@@ -208,7 +210,7 @@ def _all_in(name: str) -> Callable[[Folder], Any]:
     def make(folder: Folder) -> None:
         names = load(folder.files[WEIGHTS])
         folder.files["a.safetensors"] = folder.files.pop(WEIGHTS)
-        folder.say(INDEX, {"metadata": {}, "weight_map": dict.fromkeys(names, name)})
+        folder.put_object(INDEX, {"metadata": {}, "weight_map": dict.fromkeys(names, name)})
 
     return make
 
@@ -286,9 +288,9 @@ CONFIGS: dict[str, Callable[[Folder], Any]] = {
 
 def _vocabulary(**fields: Any) -> Callable[[Folder], Any]:
     def make(folder: Folder) -> None:
-        said = folder.said(TOKENIZER)
-        said["model"].update(fields)
-        folder.say(TOKENIZER, said)
+        fields = folder.object_in(TOKENIZER)
+        fields["model"].update(fields)
+        folder.put_object(TOKENIZER, fields)
 
     return make
 

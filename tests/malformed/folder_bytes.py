@@ -14,12 +14,12 @@ from typing import Any
 from tests.chats import chat_tokenizer
 from tests.tiny import byte_model
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-TOKENIZER, TOKENIZER_CONFIG, GENERATION = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "generation_config.json",
-)
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION = "generation_config.json"
 
 
 @dataclass
@@ -34,18 +34,18 @@ class Folder:
     files: dict[str, bytes]
     last: list[Callable[[Path], Any]] = field(default_factory=list)
 
-    def said(self, name: str) -> dict[str, Any]:
+    def object_in(self, name: str) -> dict[str, Any]:
         """What a JSON file says."""
         return json.loads(self.files.get(name, b"{}"))
 
-    def say(self, name: str, said: Any) -> Folder:
+    def put_object(self, name: str, object_in: Any) -> Folder:
         """Have a file say something, in JSON."""
-        self.files[name] = json.dumps(said).encode()
+        self.files[name] = json.dumps(object_in).encode()
         return self
 
     def set(self, name: str, /, **fields: Any) -> Folder:
         """Have a JSON object say some fields."""
-        return self.say(name, {**self.said(name), **fields})
+        return self.put_object(name, {**self.object_in(name), **fields})
 
     def write(self, path: Path) -> Path:
         """Write the files into a folder of an empty one; the model's folder."""
@@ -59,10 +59,10 @@ class Folder:
 
 
 @cache
-def whole() -> Folder:
-    """A whole model."""
-    with TemporaryDirectory() as made:
-        folder = Path(made)
+def plain_folder() -> Folder:
+    """A complete model."""
+    with TemporaryDirectory() as place:
+        folder = Path(place)
         byte_model("llama").save_pretrained(folder)
         chat_tokenizer().save_pretrained(folder)
         return Folder({path.name: path.read_bytes() for path in sorted(folder.iterdir())})

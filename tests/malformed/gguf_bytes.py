@@ -9,7 +9,13 @@ from typing import Any
 
 from tokenswift.loader.gguf_header import ARRAY, KINDS, NUMBERS, TEXT, read_header
 
-U32, I32, F32, BOOL, U64, I64, F64 = 4, 5, 6, 7, 10, 11, 12
+U32 = 4
+I32 = 5
+F32 = 6
+BOOL = 7
+U64 = 10
+I64 = 11
+F64 = 12
 #: kinds of values by their types in Python, those of lists where they differ
 ITEMS: dict[type, int] = {str: TEXT, int: I32, float: F32, bool: BOOL, list: ARRAY}
 
@@ -30,8 +36,8 @@ class Value:
         if self.kind == TEXT:
             return text(self.value)
         if self.kind == ARRAY:
-            made = struct.pack("<IQ", self.item, len(self.value))
-            return made + b"".join(Value(self.item, one).packed() for one in self.value)
+            head = struct.pack("<IQ", self.item, len(self.value))
+            return head + b"".join(Value(self.item, one).packed() for one in self.value)
         return struct.pack(f"<{NUMBERS[self.kind]}", self.value)
 
 
@@ -88,7 +94,7 @@ class Draft:
 
     def tensor(self, name: str) -> Tensor:
         """A tensor's entry."""
-        return next(entry for called, entry in self.tensors if called == name)
+        return next(entry for its_name, entry in self.tensors if its_name == name)
 
     def add(self, name: str, dims: tuple[int, ...], data: bytes, code: int = 0) -> Draft:
         """Another tensor."""
@@ -98,10 +104,11 @@ class Draft:
     def write(self, path: Path) -> Path:
         """Write the file."""
         tensors, keys = self.counts
-        counts = [tensors or len(self.tensors), keys or len(self.values)]
-        made = [self.magic, struct.pack("<IQQ", 3, *counts)]
+        tensor_count = tensors or len(self.tensors)
+        key_count = keys or len(self.values)
+        parts = [self.magic, struct.pack("<IQQ", 3, tensor_count, key_count)]
         for key, value in self.values:
-            made += [text(key), struct.pack("<I", value.kind), value.packed()]
+            parts += [text(key), struct.pack("<I", value.kind), value.packed()]
         data = bytearray()
         for name, entry in self.tensors:
             offset = entry.offset
@@ -109,9 +116,12 @@ class Draft:
                 data += bytes(-len(data) % 32)
                 offset = len(data)
                 data += entry.data
-            made += [text(name), struct.pack(f"<I{len(entry.dims)}Q", len(entry.dims), *entry.dims)]
-            made.append(struct.pack("<IQ", entry.code, offset))
-        header = b"".join(made)
+            parts += [
+                text(name),
+                struct.pack(f"<I{len(entry.dims)}Q", len(entry.dims), *entry.dims),
+            ]
+            parts.append(struct.pack("<IQ", entry.code, offset))
+        header = b"".join(parts)
         content = header + bytes(-len(header) % 32) + bytes(data)
         path.write_bytes(content if self.cut is None else content[: self.cut])
         return path

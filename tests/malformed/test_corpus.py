@@ -17,13 +17,13 @@ from tests.malformed.worker import fault, generate, planted
 
 
 def faults(cases: Iterator[Case], folder: Path) -> list[str]:
-    found: list[str] = []
+    faults_of_cases: list[str] = []
     for number, case in enumerate(cases):
         (place := folder / str(number)).mkdir()
         if (wrong := fault(generate, case.write(place), folder)) is not None:
-            found.append(f"{case}: {wrong}")
+            faults_of_cases.append(f"{case}: {wrong}")
         (folder / "stderr").unlink()
-    return found
+    return faults_of_cases
 
 
 @pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)])

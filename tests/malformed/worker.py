@@ -18,9 +18,11 @@ from pathlib import Path
 from tokenswift.cli import main as command
 from tokenswift.types import InputError
 
-SECONDS, HANGS = 10, 60
+SECONDS = 10
+HANGS = 60
 PROMPT = "a" * 60 + "!"  # what patterns that try everything try long
-ROOM, MOST = 4 << 30, 1 << 30  # of address space, and what is really used
+ROOM = 4 << 30  # of address space, and what is really used
+MOST = 1 << 30
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.malformed.preload"])
 
@@ -46,13 +48,13 @@ def planted(name: str) -> int:
     return command.main(["generate"])
 
 
-def fault(call: Callable[..., int], given: object, folder: Path) -> str | None:
+def fault(call: Callable[..., int], argument: object, folder: Path) -> str | None:
     """What is wrong with the end of a call; None where it is as it must be.
 
     Args:
         folder: for what it writes, and the command's cache.
     """
-    child = FORKS.Process(target=_child, args=(call, given, folder))
+    child = FORKS.Process(target=_child, args=(call, argument, folder))
     child.start()
     child.join(HANGS)
     if (code := child.exitcode) is None:
@@ -68,7 +70,7 @@ def fault(call: Callable[..., int], given: object, folder: Path) -> str | None:
     return f"exit code {code}: {lines[-3:]}"
 
 
-def _child(call: Callable[..., int], given: object, folder: Path) -> None:
+def _child(call: Callable[..., int], argument: object, folder: Path) -> None:
     file = os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT, 0o600)
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
     os.dup2(file, 2)
@@ -78,7 +80,7 @@ def _child(call: Callable[..., int], given: object, folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.environ["TOKENSWIFT_CACHE"] = str(folder / "cache")
-    code = call(given)
+    code = call(argument)
     if (used := resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - resident) > MOST:
         print(f"took {used:,} bytes", file=sys.stderr)
     sys.exit(code)
