@@ -29,7 +29,7 @@ JOURNAL_TYPES = str | int | float | tuple | None  # types of options that a jour
 
 
 def conversation_digest(
-    prompt: Prompt, tools: Tools | None = None, options: Mapping[str, Any] | None = None
+    prompt: Prompt, tools: Tools | None = None, options: Mapping[str, object] | None = None
 ) -> str | None:
     """The digest of a conversation, its tools and template options, for `Request`; None for a
     prompt that is no conversation."""
@@ -68,36 +68,8 @@ def open_journal(sequence: Sequence, folder: Path) -> RunWriter:
     Raises:
         InputError: the folder cannot be written, holds another run, or one that is longer.
     """
-    request = sequence.request
-    resources = sequence.resources
-    identity = Identity(
-        **resources.identity(),
-        sampling=settings_of(request.sampling),
-        eos=sorted(sequence.eos),
-        stop=[text if isinstance(text, str) else list(text) for text in request.stop],
-        acceptance=sequence.strategy.acceptance,
-    )
-    loading = None if resources.loading is None else Loading(**resources.loading)
-    header = Header(
-        time.time(), resources.name, loading, identity, sequence.prompt, _digest_of(request)
-    )
-    checked = ((name, getattr(request.options, name)) for name in request.strategy_options or ())
-    options: dict[str, Any] = {
-        name: value for name, value in checked if isinstance(value, JOURNAL_TYPES)
-    }
-    session = Session(
-        time=time.time(),
-        pid=os.getpid(),
-        max_new_tokens=sequence.max_new_tokens,
-        strategy=request.strategy,
-        options=options,
-        on_loop=request.on_loop,
-        ignore_eos=request.ignore_eos,
-        numerics=resources.target.numerics(),
-        threads=torch.get_num_threads(),
-        versions=versions(),
-        min_tokens=request.sampling.min_tokens,
-    )
+    header = _header_of(sequence)
+    session = _session_of(sequence)
     writer = RunWriter(folder, header, session)
     if writer.state is not None:
         try:
@@ -106,8 +78,52 @@ def open_journal(sequence: Sequence, folder: Path) -> RunWriter:
             writer.close()
             raise
         if sequence.finish_reason is None:
-            _warn(writer.state.session, session, identity.acceptance)
+            _warn(writer.state.session, session, header.identity.acceptance)
     return writer
+
+
+def _header_of(sequence: Sequence) -> Header:
+    """The first record of a sequence's journal."""
+    request = sequence.request
+    resources = sequence.resources
+    identity = Identity(
+        **resources.identity(),
+        sampling=settings_of(request.sampling),
+        eos=sorted(sequence.eos),
+        stop=[stop if isinstance(stop, str) else list(stop) for stop in request.stop],
+        acceptance=sequence.strategy.acceptance,
+    )
+    return Header(
+        made=time.time(),
+        name=resources.name,
+        model=None if resources.loading is None else Loading(**resources.loading),
+        identity=identity,
+        prompt=sequence.prompt,
+        asked=_digest_of(request),
+    )
+
+
+def _session_of(sequence: Sequence) -> Session:
+    """The record of this process."""
+    request = sequence.request
+    options: dict[str, Any] = {}  # what a journal can hold of the strategy's options
+    for name in request.strategy_options or ():
+        value = getattr(request.options, name)
+        if isinstance(value, JOURNAL_TYPES):
+            options[name] = value
+    return Session(
+        time=time.time(),
+        pid=os.getpid(),
+        max_new_tokens=sequence.max_new_tokens,
+        strategy=request.strategy,
+        options=options,
+        on_loop=request.on_loop,
+        ignore_eos=request.ignore_eos,
+        numerics=sequence.resources.target.numerics(),
+        threads=torch.get_num_threads(),
+        versions=versions(),
+        min_tokens=request.sampling.min_tokens,
+    )
 
 
 def _warn(then: Session, now: Session, acceptance: str) -> None:

@@ -25,6 +25,7 @@ from tokenswift.engine.run_journal import journalled_prompt, open_journal
 from tokenswift.engine.step import prefill, step
 from tokenswift.memory import check_run, default_length, needs_of
 from tokenswift.metrics import PREFILL
+from tokenswift.models.target import Target
 from tokenswift.runs.records import End, EndReason, Progress, RunState
 from tokenswift.sampling.sampler import Sampler
 from tokenswift.sampling.text_rules import rules_of
@@ -76,10 +77,7 @@ class Sequence(SequenceState):
         target = resources.target
         prompt = encode(resources, request.prompt, request.template_options)
         prompt = journalled_prompt(request) or prompt
-        length = request.max_new_tokens
-        if length is None:
-            length = default_length(target, is_chat(request.prompt), len(prompt))
-        target.check_room(len(prompt) + length)
+        length = length_of(request, target, len(prompt))
         self.resources = resources
         self.prompt = prompt
         self.max_new_tokens = length
@@ -343,6 +341,19 @@ class Sequence(SequenceState):
         """Bytes of memory that it will allocate in any case."""
         needs = needs_of(self.model, self.strategy, len(self.prompt), self.max_new_tokens)
         return sum(need.nbytes for need in needs if need.sure)
+
+
+def length_of(request: Request, target: Target, prompt_tokens: int) -> int:
+    """The most new tokens of a request.
+
+    Raises:
+        InputError: prompt and new tokens are more than the model has positions for.
+    """
+    length = request.max_new_tokens
+    if length is None:
+        length = default_length(target, is_chat(request.prompt), prompt_tokens)
+    target.check_room(prompt_tokens + length)
+    return length
 
 
 def stop_ids(request: Request) -> tuple[tuple[int, ...], ...]:

@@ -84,7 +84,8 @@ class Ticket:
         now."""
         self.on_event(callback)
         if self.is_over:
-            callback(self._done.exception())  # type: ignore[arg-type]
+            error = self._done.exception()
+            callback(error if isinstance(error, Exception) else None)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end, ``timeout`` seconds at most; returns whether it is over."""
