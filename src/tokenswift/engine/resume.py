@@ -92,8 +92,8 @@ def request_of(
 
 def min_tokens_of(state: RunState, max_new_tokens: int) -> int:
     """New tokens before a run may end that goes on to a length: as before, or all of them where
-    none of them might end it before."""
-    if 0 < state.session.max_new_tokens <= state.min_tokens:
+    the run was asked for by its length, so that its end had to come with the last token."""
+    if state.session.max_new_tokens == state.min_tokens:
         return max(state.min_tokens, max_new_tokens)
     return state.min_tokens
 
