@@ -129,7 +129,7 @@ def test_tensors_of_all_experts_are_those_of_each(family: str, folder: Callable[
         each.forward(tokens, torch.arange(len(tokens)), each.new_cache(len(tokens))).hidden
         for each in (target, expected)
     ]
-    assert torch.equal(*states)
+    assert torch.equal(states[0], states[1])
 
 
 def test_a_tensor_of_other_experts_than_the_config_says_is_refused(

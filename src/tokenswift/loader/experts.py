@@ -172,7 +172,7 @@ def joint_parameter(
         if weight is None:
             raise InputError(f"the model has no weight {part.name}")
         experts.append(weight.decode() if isinstance(weight, Stored) else weight)
-    return torch.cat(experts).view(*shape)
+    return torch.cat(experts).view(shape)
 
 
 class _Part(NamedTuple):

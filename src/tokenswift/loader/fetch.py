@@ -66,9 +66,9 @@ def fetch_named(model: NamedModel, cache: Path, on_progress: OnProgress | None =
     except OSError as error:
         needed = max(0.3, (model.size + SPARE) / 1e9)
         is_begun = (file.parent / PARTIAL).exists()
-        kept = "what was fetched was kept" if is_begun else "nothing was kept"
+        outcome = "what was fetched was kept" if is_begun else "nothing was kept"
         raise InputError(
-            f"the cache folder {cache} cannot be used ({line_of(error)}); {kept}; "
+            f"the cache folder {cache} cannot be used ({line_of(error)}); {outcome}; "
             f"set TOKENSWIFT_CACHE to a folder with write access and {needed:.1f} GB of space"
         ) from error
     return file

@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[Changes, Changes, Changes, str]] = {
         {},
         bad("o", TENSORS["o"].long()),
         {},
-        r"o_proj.weight is .* in I64; valid: .* in F32, BF16",
+        r"o_proj.weight is .* in I64; valid: .* in BF16, F16, F32",
     ),
     "shape": (
         {},
