@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ QuantType = gguf.GGMLQuantizationType
 #: what files call model types, and fields of some besides
 ARCHITECTURES = {
     "mistral": "llama",
+    "ministral3": "mistral3",
     "olmo3": "olmo2",
     "gemma3_text": "gemma3",
     "mixtral": "llama",
@@ -101,7 +103,28 @@ def fields_of(config: Any, architecture: str) -> dict[str, Any]:
             theirs: value for name, theirs in more.items() if (value := getattr(config, name, None))
         },
     }
+    fields |= positions_of(config, width)
     return {f"{architecture}.{name}": value for name, value in fields.items()}
+
+
+def positions_of(config: Any, width: int) -> dict[str, Any]:
+    """What a file says of positions that a part of a head has, of LongRoPE and of Ministral 3."""
+    rope = config.rope_parameters
+    fields: dict[str, Any] = {
+        "rope.dimension_count": int(width * rope.get("partial_rotary_factor", 1.0))
+    }
+    trained = rope.get("original_max_position_embeddings")
+    if rope.get("rope_type") == "longrope":
+        growth = config.max_position_embeddings / trained
+        fields["rope.scaling.original_context_length"] = trained
+        fields["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(growth) / math.log(trained))
+    if "llama_4_scaling_beta" in rope:
+        fields["rope.scaling.type"] = "yarn"
+        fields["rope.scaling.factor"] = float(rope["factor"])
+        fields["rope.scaling.original_context_length"] = trained
+        fields["rope.scaling.yarn_log_multiplier"] = float(rope["mscale_all_dim"])
+        fields["attention.temperature_scale"] = float(rope["llama_4_scaling_beta"])
+    return fields
 
 
 def factors(config: Any) -> np.ndarray | None:
@@ -153,6 +176,7 @@ def write(
     fields: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
     split: int = 0,
+    lists: Collection[str] = ("long_factor", "short_factor"),
 ) -> Any:
     """Write a model's file; the model then holds the very values of the file.
 
@@ -162,6 +186,7 @@ def write(
         fields: more values of the file, which win; None leaves one out.
         tokenizer: byte-level; that of the fixtures otherwise.
         split: so many tensors a file, in files …-00001-of-00003.gguf; 0: one file.
+        lists: LongRoPE's lists of factors that the file has.
     Returns:
         The model.
     """
@@ -180,6 +205,10 @@ def write(
     divisors = factors(config)
     if divisors is not None:
         writer.add_tensor("rope_freqs.weight", divisors)
+    if config.rope_parameters.get("rope_type") == "longrope":
+        for name in lists:
+            listed = np.array(config.rope_parameters[name], np.float32)
+            writer.add_tensor(f"rope_factors_{name.removesuffix('_factor')}.weight", listed)
     for number, (name, parameter) in enumerate(model.named_parameters()):
         if ".experts." in name:
             parameter.data = _add_experts(writer, name, parameter.detach().float(), types or {})
@@ -208,7 +237,7 @@ def write(
 
 def _paired_heads(file_name: str, config: Any, architecture: str) -> int:
     """The heads of queries or keys whose rows the file has in pairs; 0 for other weights."""
-    if architecture not in ("llama", "smollm3", "granite", "granitemoe"):
+    if architecture not in ("llama", "smollm3", "granite", "granitemoe", "mistral3"):
         return 0
     if "attn_q." in file_name:
         return config.num_attention_heads

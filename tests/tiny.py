@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -80,9 +81,37 @@ _WINDOWS: dict[str, Any] = {
 }
 _GEMMA = {**_WINDOWS, "query_pre_attn_scalar": 12}
 _LOCAL = {"rope_type": "default", "rope_theta": 500.0}
+#: texts of more than so many tokens, prompt included, have the other list of factors
+LONGROPE_BORDER = 45
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3],
+    "long_factor": [1.5, 3.0, 6.0],
+}
+_QUERY_SCALE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 32.0,
+    "original_max_position_embeddings": 16,
+    "max_position_embeddings": 512,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.5,
+    "llama_4_scaling_beta": 0.3,
+}
 #: and those that set its switches
 SWITCHED: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": ("ministral", _WINDOWS),
+    "ministral3": ("ministral3", {"head_dim": 8, "rope_parameters": _QUERY_SCALE}),
+    "phi3": ("phi3", {"sliding_window": 20}),
+    "phi3-longrope": (
+        "phi3",
+        {
+            "original_max_position_embeddings": LONGROPE_BORDER,
+            "partial_rotary_factor": 0.75,
+            "rope_parameters": _LONGROPE,
+        },
+    ),
     "smollm3": ("smollm3", {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]}),
     "granite": (
         "granite",
@@ -142,7 +171,7 @@ def build(
         attention: "eager", "sdpa" or None (transformers' default).
     """
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(kind, **{**sizes, **changes})
+    config = AutoConfig.for_model(kind, **deepcopy({**sizes, **changes}))
     if attention is not None:
         config._attn_implementation = attention
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

@@ -61,6 +61,11 @@ class Positions(Protocol):
         """The most positions; None: any number."""
         ...
 
+    @property
+    def short_limit(self) -> int | None:
+        """The most positions of short texts; None: the same hold for all."""
+        ...
+
 
 class CachedModel(Protocol):
     """What is asked of a model, a `models.base.BaseTarget`."""
@@ -166,7 +171,8 @@ def default_length(model: CachedModel, answered: bool, prompt: int) -> int:
     """The default of ``max_new_tokens`` after a prompt of ``prompt`` tokens.
 
     It is 200 for continued text. An answer may use all positions of the model that are left, as far
-    as their cache fits a sixteenth of the device's memory (at least 1,024 tokens).
+    as their cache fits a sixteenth of the device's memory (at least 1,024 tokens). Where a model
+    has other positions for long texts, an answer that has 1,024 tokens without them does without.
     """
     if not answered:
         return CONTINUED_LENGTH
@@ -175,6 +181,9 @@ def default_length(model: CachedModel, answered: bool, prompt: int) -> int:
     if memory is not None:
         length = max(length, memory.total // ANSWER_SHARE // max(1, model.kv_bytes))
     limit = model.rotary.limit
+    short_limit = model.rotary.short_limit
+    if short_limit is not None and prompt + LEAST_ANSWER <= short_limit:
+        limit = short_limit
     return length if limit is None else max(1, min(length, limit - prompt))
 
 

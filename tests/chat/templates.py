@@ -159,6 +159,11 @@ R1_0528 = f"""{_DEEPSEEK_HEAD}{{% if m['role'] == 'assistant' %}}
 {_DEEPSEEK_CALL}{{% endfor %}}{{{{ '<｜tool▁calls▁end｜>' }}}}{{% endif %}}{{% endif %}}
 {_DEEPSEEK_END}"""
 
+#: any role, tools as text in a field of the system message
+PHI = """{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}
+{%- if m.role == 'system' and m.tools %}{{ '<|tool|>' + m.tools + '<|/tool|>' }}{% endif %}
+{{- '<|end|>' }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}"""
+
 #: contents are lists of parts
 PARTS = """{% for m in messages %}{{ m.role + ':' }}{% for part in m.content %}
 {%- if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{{ '\\n' }}{% endfor %}>"""
@@ -179,4 +184,5 @@ TEMPLATES = {
     "OLMo 2": OLMO2,
     "R1 distills": R1_DISTILL,
     "R1-0528 distill": R1_0528,
+    "Phi-4-mini": PHI,
 }

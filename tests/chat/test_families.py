@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.chat.templates import GEMMA2, GEMMA3, MISTRAL, QWEN, SMOLLM3, TEMPLATES
 from tests.chat.templates import GRANITE as GRANITE_TEMPLATE
+from tests.chat.templates import PHI as PHI_TEMPLATE
 from tests.chats import calling_tokenizer, marked_tokenizer
 from tokenswift import SamplingParams
 from tokenswift.chat import Calls, gathered, tools_of
@@ -28,6 +29,7 @@ from tokenswift.loader.call_forms import (
     HERMES,
     LLAMA3,
     MISTRAL_ARGS,
+    PHI,
     PLAIN,
     Family,
     family_of,
@@ -196,6 +198,22 @@ def test_results_have_the_role_that_the_family_knows() -> None:
     )
 
 
+def test_tools_stand_in_the_system_message_where_its_template_has_a_place_for_them() -> None:
+    text = written(PHI_TEMPLATE, CONVERSATIONS["a result"][0], tools=TOOLS)
+    system, _, rest = text.partition("<|end|>")
+    assert re.fullmatch(r"<\|system\|>[^<]*<\|tool\|>\[\{.*\}\]<\|/tool\|>", system)
+    assert '"name": "weather"' in system
+    assert rest.endswith(
+        '<|assistant|><|tool_call|>[{"name": "weather", "arguments": {"city": "Brest"}}]'
+        "<|/tool_call|><|end|><|tool_response|>rain<|end|><|assistant|>"
+    )
+
+
+def test_a_role_that_a_template_would_write_as_a_mark_is_none() -> None:
+    with pytest.raises(InputError, match="is 'tool_call'; valid: system, developer, user"):
+        written(PHI_TEMPLATE, [user("Hi"), {"role": "tool_call", "content": "x"}])
+
+
 def test_a_result_needs_a_call_or_a_name() -> None:
     with pytest.raises(InputError, match="tool_call_id is 'x'; valid: the id of a call"):
         written(QWEN, [user("Hi"), {"role": "tool", "tool_call_id": "x", "content": "y"}])
@@ -236,7 +254,7 @@ def test_the_table_says_what_templates_do(name: str) -> None:
     by_role = abilities.calls or abilities.result_role or family.result_role
     several = "a message each" if abilities.calls and not abilities.parallel else "one message"
     assert table()[name] == [
-        tools[abilities.tool_variable],
+        "template" if abilities.system_tools else tools[abilities.tool_variable],
         calls,
         "template" if by_role else "words",
         several,
@@ -282,6 +300,9 @@ ANSWERS: list[tuple[Family, str, tuple[str, list[tuple[str, str]], str]]] = [
     (MISTRAL_ARGS, "[TOOL_CALLS]clock[ARGS]{}", ("[TOOL_CALLS]clock[ARGS]{}", [], "")),
     (GRANITE, f"<|tool_call|>[{OBJECT}, {OTHER}]", ("", TWO, "")),
     (GRANITE, "<|tool_call|>[]", ("<|tool_call|>[]", [], "")),
+    (PHI, f"<|tool_call|>[{OBJECT}, {OTHER}]<|/tool_call|>", ("", TWO, "")),
+    (PHI, f"So:<|tool_call|>[{OBJECT}]<|/tool_call|>", ("So:", ONE, "")),
+    (PHI, f"<|tool_call|>[{OBJECT}", ("", ONE, "")),
     (COHERE, ACTION, ("", ONE, "Plan.")),
     (COHERE, "<|START_RESPONSE|>It rains.<|END_RESPONSE|>", ("It rains.", [], "")),
     (DEEPSEEK, DEEP_CALL, ("", ONE, "")),

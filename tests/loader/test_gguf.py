@@ -54,6 +54,27 @@ MIXES: dict[str, dict[str, QuantType]] = {
 
 #: families of other blocks: windows that the prompt crosses, layers with and without positions
 SWITCHED: dict[str, dict[str, Any]] = {
+    "phi3": {
+        "original_max_position_embeddings": 64,
+        "partial_rotary_factor": 0.75,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0 + n / 32 for n in range(24)],
+            "long_factor": [1.0 + n for n in range(24)],
+        },
+    },
+    "ministral3": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 32.0,
+            "original_max_position_embeddings": 8,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.5,
+            "llama_4_scaling_beta": 0.3,
+        },
+    },
     "smollm3": {"num_hidden_layers": 4},
     "granite": {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "logits_scaling": 1.5},
     "olmo2": {},
@@ -144,6 +165,42 @@ def test_olmo_3_as_llama_cpp_writes_it(tmp_path: Path) -> None:
     assert far(lean_logits(llm), logits(model)) < 1e-5
     write(tmp_path / "other.gguf", model, fields={**fields, "olmo2.rope.scaling.attn_factor": 1.0})
     assert far(lean_logits(opened(tmp_path / "other.gguf")), logits(model)) > 1e-3
+
+
+def test_phi_beyond_its_short_texts(tmp_path: Path) -> None:
+    """The long list of factors is read, too; both stand beside the weights."""
+    model = write(tmp_path / "model.gguf", small("phi3", **SWITCHED["phi3"]))
+    llm = opened(tmp_path / "model.gguf")
+    ids = (PROMPT * 8)[:70]
+    cache = llm.target.new_cache(70, is_long=llm.target.rotary.is_long(70))
+    found = llm.target.logits(llm.target.prefill(ids, cache).hidden)
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids])).logits[0]
+    assert far(found, expected[-len(found) :]) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["rope_factors_long", "rope_factors_short"])
+def test_one_list_of_factors_is_refused(name: str, tmp_path: Path) -> None:
+    model = small("phi3", **SWITCHED["phi3"])
+    kept = {"long_factor", "short_factor"} - {name.removeprefix("rope_factors_") + "_factor"}
+    write(tmp_path / "model.gguf", model, lists=kept)
+    words = refused(tmp_path / "model.gguf")
+    assert f"{name}.weight is None; valid: a list of factors, beside the other one" in words
+
+
+def test_mistral_small_in_files_of_mistral_3(tmp_path: Path) -> None:
+    """Its positions are plain, and nothing scales its queries."""
+    model = small("mistral", sliding_window=None)
+    write(tmp_path / "model.gguf", model, architecture="mistral3")
+    assert far(lean_logits(opened(tmp_path / "model.gguf")), logits(model)) < 1e-5
+
+
+@pytest.mark.parametrize("rotated", [0, 7, 66])
+def test_a_part_of_a_head_that_none_is(rotated: int, tmp_path: Path) -> None:
+    fields = {"phi3.rope.dimension_count": rotated}
+    write(tmp_path / "model.gguf", small("phi3"), fields=fields)
+    words = refused(tmp_path / "model.gguf")
+    assert f"phi3.rope.dimension_count is {rotated}; valid: an even number up to 64" in words
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,11 @@ def toy_model(model: Any, seed: int = 0) -> Any:
         config["max_position_embeddings"] = max(
             config["max_position_embeddings"], len(LONG_PROMPT) + MEASURED
         )
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "longrope":  # a factor for each pair of a narrower head
+        config["partial_rotary_factor"] = rope["partial_rotary_factor"] = 1.0
+        for name in ("short_factor", "long_factor"):
+            rope[name] = rope[name][:2]
     config.update(
         vocab_size=VOCAB,
         hidden_size=16,

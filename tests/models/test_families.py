@@ -21,7 +21,7 @@ GEMMA: dict[str, Any] = {"head_dim": 8, "sliding_window": 16, "query_pre_attn_sc
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "num_local_experts": 4}
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "phi3": {},
+    "starcoder2": {"sliding_window": 16},
     "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 2},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 0.5},
     "gpt_oss": {"head_dim": 8, "sliding_window": 16, "rope_parameters": PLAIN_ROPE, **EXPERTS},

@@ -27,6 +27,8 @@ WAYS = ("native", "native without compiled kernels", "generic")
 
 def _target(way: str, model: Any) -> Any:
     if way == "generic":
+        if model.config.rope_parameters.get("rope_type") == "longrope":
+            pytest.skip("transformers' own forward changes these positions from pass to pass")
         return GenericTarget(model, backend_for(), rotary_of(model))
     return NativeTarget(model, backend_for() if way == "native" else Backend(), rotary_of(model))
 
@@ -61,7 +63,7 @@ def test_prefill_then_steps_equal_eager(
     target = _target(way, model)
     tokens = _text(length + 4)
     expected = _eager(model, tokens)
-    cache = target.new_cache(length + 10)
+    cache = target.new_cache(length + 10, is_long=target.rotary.is_long(length + 4))
     result = target.prefill(tokens[:length], cache)
     assert cache.length == length
     torch.testing.assert_close(target.logits(result.hidden)[-1], expected[length - 1], **TOLERANCE)
@@ -79,7 +81,7 @@ def test_tree_pass_equals_eager_on_every_branch_and_after_commit(
     model = tiny_model(family)
     target = _target(way, model)
     text = _text(length)
-    cache = target.new_cache(length + 60)
+    cache = target.new_cache(length + 60, is_long=target.rotary.is_long(length + 10))
     target.prefill(text[:-1], cache)
     builder = CandidateTree(text[-1])
     add_levels(builder, [[5], [6, 7, 8], [9, 10]])

@@ -153,7 +153,9 @@ def forced_passes(
     """
     target = llm.target
     vocab = target.vocab_size
-    cache = target.new_cache(len(prompt) + len(tokens) + 1 + sum(widths))
+    rows = len(prompt) + len(tokens) + 1 + sum(widths)
+    is_long = target.rotary.is_long(len(prompt) + len(tokens) - 1)  # as transformers has it
+    cache = target.new_cache(rows, is_long=is_long)
     if len(prompt) > 1:
         target.prefill(prompt[:-1], cache)
     text = list(prompt)

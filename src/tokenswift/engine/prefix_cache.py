@@ -32,6 +32,7 @@ class CachedPrefix:
         length = other.cache.length
         return (
             self.owner == other.owner
+            and self.cache.is_long == other.cache.is_long
             and common_prefix(self.tokens, other.tokens) >= length
             and self.cache.holds(length)
         )
@@ -43,8 +44,9 @@ class PrefixCache:
 
     The copy is part of the new sequence's own cache, so neither sees what the other does. But the
     time to the first token tells which prefixes are cached, so only sequences of one owner share
-    them. A copy has the bits of a prefill because a row's bits depend on its own context alone;
-    models for which this does not hold share nothing. Where it holds for decoding alone (see
+    them; and where a model has other positions for long texts, only sequences with the same. A
+    copy has the bits of a prefill because a row's bits depend on its own context alone; models for
+    which this does not hold share nothing. Where it holds for decoding alone (see
     `BaseTarget.prefill_keeps_bits`), only whole prefill chunks that both prompts have are copied.
 
     Args:
@@ -84,7 +86,7 @@ class PrefixCache:
         best: SequenceState | CachedPrefix | None = None
         longest = MIN_PREFIX - 1
         for other in (*self._running, *self._ended):
-            if other.owner != sequence.owner:
+            if other.owner != sequence.owner or other.cache.is_long != sequence.is_long:
                 continue
             length = self._shared_length(sequence, other)
             if length > longest and other.cache.holds(length):

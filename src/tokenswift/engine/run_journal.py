@@ -17,8 +17,17 @@ from tokenswift.chat.prompts import Prompt, is_chat
 from tokenswift.config.sampling import settings_of
 from tokenswift.engine.request import Request
 from tokenswift.loader.identity import digest_of, versions
+from tokenswift.loader.rope import Rotary
 from tokenswift.runs.folder import RunWriter, load
-from tokenswift.runs.records import Header, Identity, Loading, Session
+from tokenswift.runs.records import (
+    LONG_POSITIONS,
+    SHORT_POSITIONS,
+    Header,
+    Identity,
+    Loading,
+    Positions,
+    Session,
+)
 from tokenswift.types import InputError
 
 if TYPE_CHECKING:  # it imports this module
@@ -62,12 +71,58 @@ def journalled_prompt(request: Request) -> list[int] | None:
     return None
 
 
+def is_long_run(rotary: Rotary, request: Request, tokens: int) -> bool:
+    """Whether a run has the positions of long texts, where its model has such. A run that began
+    with them keeps them, even if it may become shorter now.
+
+    Args:
+        tokens: of prompt and new tokens.
+    """
+    if rotary.is_long(tokens) or rotary.short_limit is None or request.run_dir is None:
+        return rotary.is_long(tokens)
+    with suppress(InputError):  # no run there; `open_journal` reports anything worse
+        identity = load(Path(request.run_dir).expanduser())[1].header.identity
+        return identity.positions == LONG_POSITIONS
+    return False
+
+
+def _positions_of(sequence: Sequence) -> Positions | None:
+    """Which of its positions a model has for a run; None: it has the same for all."""
+    if sequence.model.rotary.short_limit is None:
+        return None
+    return LONG_POSITIONS if sequence.is_long else SHORT_POSITIONS
+
+
+def _check_length(sequence: Sequence, folder: Path) -> None:
+    """Refuse a run that would become too long for the positions that it began with.
+
+    Raises:
+        InputError: it would; its keys are those of a shorter text.
+    """
+    limit = sequence.model.rotary.short_limit
+    if limit is None or not sequence.is_long:
+        return
+    kept: Header | None = None
+    with suppress(InputError):  # no run there; `RunWriter` reports anything worse
+        kept = load(folder.expanduser())[1].header
+    if kept is None or kept.identity.positions != SHORT_POSITIONS or kept.prompt != sequence.prompt:
+        return
+    rest = limit - len(sequence.prompt)
+    raise InputError(
+        f"max_new_tokens is {sequence.max_new_tokens}, but run_dir {folder} began with the "
+        f"model's positions for texts of up to {limit} tokens, prompt included, and longer ones "
+        f"have others; valid: up to {rest}, or another folder for a text that is longer",
+        "max_new_tokens",
+    )
+
+
 def open_journal(sequence: Sequence, folder: Path) -> RunWriter:
     """Lock the folder of a sequence's run; if it holds a run already, the sequence resumes it.
 
     Raises:
         InputError: the folder cannot be written, holds another run, or one that is longer.
     """
+    _check_length(sequence, folder)
     header = _header_of(sequence)
     session = _session_of(sequence)
     writer = RunWriter(folder, header, session)
@@ -92,6 +147,7 @@ def _header_of(sequence: Sequence) -> Header:
         eos=sorted(sequence.eos),
         stop=[stop if isinstance(stop, str) else list(stop) for stop in request.stop],
         acceptance=sequence.strategy.acceptance,
+        positions=_positions_of(sequence),
     )
     return Header(
         made=time.time(),

@@ -21,7 +21,7 @@ from tokenswift.engine.litany import LitanyGuard
 from tokenswift.engine.prefix_cache import PrefixCache
 from tokenswift.engine.prompts import encode
 from tokenswift.engine.request import Request
-from tokenswift.engine.run_journal import journalled_prompt, open_journal
+from tokenswift.engine.run_journal import is_long_run, journalled_prompt, open_journal
 from tokenswift.engine.step import prefill, step
 from tokenswift.memory import check_run, default_length, needs_of
 from tokenswift.metrics import PREFILL
@@ -93,6 +93,7 @@ class Sequence(SequenceState):
             strategy=STRATEGIES[request.strategy](resources, request.options, sampler),
             eos=eos,
             owner=owner,
+            is_long=is_long_run(target.rotary, request, len(prompt) + length),
         )
         self.top_logprobs = request.logprobs
         self.heads, self.draft_source = drafts_from(resources, request.strategy, request.options)
@@ -156,7 +157,9 @@ class Sequence(SequenceState):
             if self.features is None and self.request.strategy == "auto":
                 self.features = self.resources.features()
             cache = None if self.prefixes is None else self.prefixes.fork_longest(self, capacity)
-            self.full_cache = self.model.new_cache(capacity) if cache is None else cache
+            if cache is None:
+                cache = self.model.new_cache(capacity, is_long=self.is_long)
+            self.full_cache = cache
         if self.prefixes is not None:
             self.prefixes.add_running(self)
 

@@ -94,18 +94,22 @@ class Prefilled(PrefixCache):
         self.tokens = encode(resources, prompt)
         count = len(self.tokens)
         target.check_room(count + 1)
-        cache = target.new_cache(max(1, count - 1))
+        is_long = target.rotary.is_long(count + 1)
+        cache = target.new_cache(max(1, count - 1), is_long=is_long)
         self.sequence = SequenceState(
-            self.tokens, count, cache, target, target.sampler(SamplingParams())
+            self.tokens, count, cache, target, target.sampler(SamplingParams()), is_long=is_long
         )
         self.sequence.features = resources.features()
         begun = perf_counter()
         prefill(self.sequence)
         self.seconds = perf_counter() - begun
 
-    def fork_longest(self, sequence: SequenceState, capacity: int) -> FullCache:
-        """A copy for a sequence with this prompt."""
+    def fork_longest(self, sequence: SequenceState, capacity: int) -> FullCache | None:
+        """A copy for a sequence with this prompt; None: it is so long that the model has other
+        positions for it."""
         base = self.sequence
+        if sequence.is_long != base.is_long:
+            return None
         sequence.last_pass = base.last_pass
         sequence.last_row = base.last_row
         if base.features is not None:

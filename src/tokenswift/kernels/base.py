@@ -415,12 +415,17 @@ class _Heads:
     value: Float[Tensor, "K n d"]
 
     def rotated(self, angle_set: int, layer_pass: LayerPass) -> _Heads:
-        """With queries and keys rotated by a set of a pass's angles; by none below 0."""
-        if angle_set < 0:
-            return self
-        cos = _angles(layer_pass.cos, angle_set)
-        sin = _angles(layer_pass.sin, angle_set)
-        return _Heads(rotated(self.query, cos, sin), rotated(self.key, cos, sin), self.value)
+        """With queries and keys rotated by a set of a pass's angles, by none below 0; and the
+        queries scaled."""
+        query, key = self.query, self.key
+        if angle_set >= 0:
+            cos = _angles(layer_pass.cos, angle_set)
+            sin = _angles(layer_pass.sin, angle_set)
+            query = rotated(query, cos, sin)
+            key = rotated(key, cos, sin)
+        if layer_pass.query_scale is not None:
+            query = query * layer_pass.query_scale[:, None]
+        return _Heads(query, key, self.value)
 
 
 def _angles(values: Float[Tensor, "*sets n half"], angle_set: int) -> Float[Tensor, "n half"]:

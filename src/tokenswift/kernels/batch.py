@@ -79,6 +79,7 @@ class LayerPass:
         keep_queries: whether the queries of all layers are returned, or the last layer's alone.
         features: to be filled with the inputs of its layers; None: nobody reads them.
         second_input: float32, for layers with `LayerWeights.second_qkv`, as EAGLE-3 has.
+        query_scale: float32, what each row's rotated queries are multiplied with; None: nothing.
     """
 
     batch: Batch
@@ -88,6 +89,7 @@ class LayerPass:
     keep_queries: bool = True
     features: LayerFeatures | None = None
     second_input: Float[Tensor, "n D"] | None = None
+    query_scale: Float[Tensor, " n"] | None = None
 
 
 def check_ids(ids: Tensor, count: int) -> None:

@@ -61,6 +61,8 @@ class KVCache:
         work: scratch memory of the kernels, in bytes, which they enlarge when they need more.
         tail: the entries of layers with sliding windows, which are then not in ``data``; None: all
             are in it.
+        is_long: whether its keys are rotated by the model's frequencies for long texts, where it
+            has such (`loader.rope.Rotary`).
     """
 
     entries: Entries
@@ -68,6 +70,7 @@ class KVCache:
     ordered: bool
     work: Tensor
     tail: Tail | None = None
+    is_long: bool = False
 
     @property
     def length(self) -> int:
@@ -367,7 +370,9 @@ class FullCache(KVCache):
         entries = self.entries.like(capacity)
         entries.copy_first(self.entries, length)
         tail = None if self.tail is None else self.tail.fork(capacity, length)
-        return FullCache(entries, length, tail)
+        fork = FullCache(entries, length, tail)
+        fork.is_long = self.is_long
+        return fork
 
     def keys(self, layer: int) -> Tensor:
         """Committed keys of a layer in floats, (K, T, d)."""

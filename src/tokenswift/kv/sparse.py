@@ -45,6 +45,7 @@ class SparseCache(KVCache):
     ordered = False
 
     def __init__(self, like: FullCache, budget: int, sinks: int, scratch: int) -> None:
+        self.is_long = like.is_long
         self.budget = budget
         self.sinks = sinks
         self.scratch = scratch

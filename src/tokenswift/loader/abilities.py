@@ -109,6 +109,11 @@ def probe_tool(name: str = TOOL, parameter: str = PARAMETER) -> dict[str, object
     return {"type": "function", "function": function}
 
 
+def tools_as_text(tools: Sequence[Mapping[str, object]]) -> str:
+    """Tools as a template writes them that takes them for text: a list of functions."""
+    return json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+
+
 def probe_call(index: int) -> dict[str, object]:
     """A call in which two marks stand."""
     function = {"name": CALLED_NAMES[index], "arguments": {"text": ARGUMENTS[index]}}
@@ -155,6 +160,13 @@ class Abilities:
             if self._comes_out(self.render, [_user(QUESTION)], marks, {name: [probe_tool()]}):
                 return name
         return None
+
+    @cached_property
+    def system_tools(self) -> bool:
+        """Whether a system message has a place of its own for tools, as text (Phi-4-mini)."""
+        system = {"role": "system", "content": ANSWER, "tools": tools_as_text([probe_tool()])}
+        marks = [ANSWER, QUESTION, TOOL, PARAMETER]
+        return self._comes_out(self.render, [system, _user(QUESTION)], marks)
 
     @cached_property
     def calls(self) -> CallStyle | None:

@@ -153,10 +153,22 @@ DEEPSEEK = Family(
     tail="\n```<｜tool▁call▁end｜>",
     shared=True,
 )
+#: Phi-4-mini: a list between marks
+PHI = Family(
+    "phi",
+    mark="<|tool_call|>",
+    opening="<|tool_call|>[",
+    closing="]<|/tool_call|>",
+    between=", ",
+    shared=True,
+    result_role="tool_response",
+)
+#: what stands behind the tools in its template
+PHI_TOOLS_END = "<|/tool|>"
 #: models of which nothing is known: an answer that is ``{"name": …, "arguments": {…}}``, a call a
 #: line
 PLAIN = Family("plain")
-FAMILIES = (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, GRANITE, COHERE, DEEPSEEK, PLAIN)
+FAMILIES = (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, GRANITE, COHERE, DEEPSEEK, PHI, PLAIN)
 
 
 def family_of(template: str) -> Family:
@@ -164,6 +176,8 @@ def family_of(template: str) -> Family:
     none."""
     if MISTRAL.mark in template:
         return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
+    if PHI_TOOLS_END in template:
+        return PHI
     for family in (COHERE, DEEPSEEK, GRANITE):
         if family.mark in template:
             return family

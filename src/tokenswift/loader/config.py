@@ -29,6 +29,7 @@ from tokenswift.loader.families import (
 )
 from tokenswift.loader.fields import Fields
 from tokenswift.loader.find import ADAPTER, MERGED
+from tokenswift.loader.multimodal import is_wrapper, text_config
 from tokenswift.loader.schema import ROPES, RopeNumbers, check_numbers, refusal
 from tokenswift.types import InputError
 
@@ -51,10 +52,13 @@ IGNORED_FIELDS = {
     "model_type",
     "transformers.js_config",
     "transformers_version",
+    "auto_map",
     "unsloth_fixed",
     "unsloth_version",
     # for training, and for transformers' own code
     "attention_dropout",
+    "embd_pdrop",
+    "resid_pdrop",
     "cache_implementation",
     "dtype",
     "initializer_range",
@@ -70,6 +74,8 @@ IGNORED_FIELDS = {
     # positions, and what is the same in all models of a family
     *ROPES,
     "_sliding_window_pattern",
+    "full_attn_mod",
+    "interpolate_factor",
     "layer_switch",
     "max_window_layers",
     "order_of_interleaved_layers",
@@ -98,12 +104,18 @@ ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
 }
 #: all parameters that positions may have
 KNOWN_ROPE_FIELDS = {"rope_type", "type", "truncate", *RopeNumbers.__struct_fields__}
-KNOWN_ROPE_FIELDS.remove("partial_rotary_factor")
+KNOWN_ROPE_FIELDS -= {field for family in FAMILIES.values() for field in family.rope_fields}
+#: an older name of positions
+OLDER_NAMES = {"su": "longrope"}
 #: what configs call the length that a factor of positions extends
 TRAINED_LENGTH = "original_max_position_embeddings"
+#: how much queries grow with their positions, and which share of a head positions rotate
+QUERY_SCALE = "llama_4_scaling_beta"
+ROTATED_SHARE = "partial_rotary_factor"
 
 
 class ModelConfig(SimpleNamespace):
@@ -159,11 +171,13 @@ def completed(kind: str, stated: Mapping[str, object]) -> ModelConfig | None:
         fields["head_dim"] = hidden_size // heads
     fields["num_key_value_heads"] = fields["num_key_value_heads"] or heads
     positions = reader.integer("max_position_embeddings")
-    rope = positions_said(stated, positions, family.rope_bases)
+    rope = positions_said({**fields, **stated}, positions, family.rope_bases, family.rope_fields)
     activation = fields.get("hidden_activation", fields["hidden_act"])
     if rope is None or activation != family.activation:
         return None
     if kind == "llama" and hidden_size % heads:
+        return None
+    if QUERY_SCALE in family.rope_fields and not _scales_queries(rope):
         return None
     if fields.get("use_bidirectional_attention") or not _take_layer_types(fields, family):
         return None
@@ -180,6 +194,11 @@ def _with_own_count(stated: Mapping[str, object], family: Family) -> Mapping[str
         return stated
     count = family.experts.count
     return {count if name in EXPERT_COUNTS else name: value for name, value in stated.items()}
+
+
+def _scales_queries(rope: Mapping[str, object]) -> bool:
+    """Whether positions say how queries grow with them."""
+    return rope["rope_type"] == "yarn" and rope.get(QUERY_SCALE) is not None
 
 
 def activation_of(config: object) -> object:
@@ -229,7 +248,10 @@ def _sliding_layers(
 
 
 def positions_said(
-    stated: Mapping[str, object], limit: int, bases: Sequence[float] = (10_000.0,)
+    stated: Mapping[str, object],
+    limit: int,
+    bases: Sequence[float] = (10_000.0,),
+    more: Sequence[str] = (),
 ) -> dict[str, object] | None:
     """``rope_parameters`` of what a file states, of older ones too; None: of a kind that is not
     known here.
@@ -238,6 +260,7 @@ def positions_said(
         limit: positions of the model.
         bases: theta where none is stated; of two, the second is that of layers with windows, which
             have positions of their own.
+        more: parameters that the family has besides (`Family.rope_fields`).
     """
     rope = stated.get("rope_scaling") or stated.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
@@ -248,14 +271,21 @@ def positions_said(
     parameters.setdefault("rope_theta", stated.get("rope_theta") or bases[0])
     parameters.setdefault("rope_type", parameters.get("type", "default"))
     kind = parameters["rope_type"]
-    if not isinstance(kind, str) or kind not in ROPE_FIELDS:
+    if not isinstance(kind, str):
+        return None
+    kind = parameters["rope_type"] = OLDER_NAMES.get(kind, kind)
+    if kind not in ROPE_FIELDS:
         return None
     if type(parameters.get("truncate", True)) is not bool:
         return None
-    if not {*ROPE_FIELDS[kind]} <= parameters.keys() <= KNOWN_ROPE_FIELDS:
+    if not {*ROPE_FIELDS[kind]} <= parameters.keys() <= {*KNOWN_ROPE_FIELDS, *more}:
         return None
-    if kind in ("llama3", "yarn"):
+    if kind == "longrope" and stated.get(TRAINED_LENGTH) is not None:
+        parameters[TRAINED_LENGTH] = stated[TRAINED_LENGTH]
+    if kind in ("llama3", "yarn", "longrope"):
         parameters.setdefault(TRAINED_LENGTH, limit)
+    if ROTATED_SHARE in more:
+        parameters.setdefault(ROTATED_SHARE, stated.get(ROTATED_SHARE) or 1.0)
     return parameters
 
 
@@ -278,7 +308,7 @@ def _positions_by_layer(
         },
         limit,
     )
-    if full is None or sliding is None:
+    if full is None or sliding is None or "longrope" in (full["rope_type"], sliding["rope_type"]):
         return None
     return {FULL: full, SLIDING: sliding}
 
@@ -296,8 +326,8 @@ def counts_factor(stated: Mapping[str, object]) -> bool:
 
 
 def read_config(name: str, path: Path) -> dict[str, object]:
-    """What a config.json says; one with numbers that no model has is refused before a config is
-    made of it.
+    """What a config.json says, of a model of text and pictures what it says of the text model; one
+    with numbers that no model has is refused before a config is made of it.
 
     Args:
         name: the model's, for messages.
@@ -309,8 +339,13 @@ def read_config(name: str, path: Path) -> dict[str, object]:
         raise InputError(f"model folder {name} holds an adapter; valid: {MERGED}")
     stated: dict[str, object] = object_in(path, MOST_CONFIG, f"model {name}")
     check_bounds(stated, where)
-    _check_causal(name, stated.get("architectures"))
-    _check_plain(name, stated.get("quantization_config") or stated.get("compression_config"))
+    quantization = stated.get("quantization_config") or stated.get("compression_config")
+    if is_wrapper(stated):
+        _check_plain(name, quantization, (*QUANTIZED, "fp8"))
+        stated = text_config(stated)
+    else:
+        _check_causal(name, stated.get("architectures"))
+        _check_plain(name, quantization)
     _check_stated_once(stated, where)
     kind = stated.get("model_type")
     if isinstance(kind, str) and kind in FAMILIES:
@@ -339,10 +374,10 @@ def _check_causal(name: str, architectures: object) -> None:
     )
 
 
-def _check_plain(name: str, quantization: object) -> None:
+def _check_plain(name: str, quantization: object, methods: Sequence[str] = QUANTIZED) -> None:
     """Refuse weights in formats that nothing here takes apart."""
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    if method in QUANTIZED:
+    if method in methods:
         raise InputError(
             f"model {name} is quantized by {method}; valid: the checkpoint that it was made from "
             "(weights q4_0 or q8_0 quantizes it here), or a GGUF file"

@@ -119,6 +119,9 @@ class Family:
         full_layers_rotate: whether layers that see everything know positions.
         interleaved_rope: whether positions rotate neighbouring numbers of a head, rather than
             those of its two halves.
+        fused: whether files hold queries, keys and values as one tensor, and gate and up as one
+            (`fused.FUSED`).
+        rope_fields: parameters of positions that its configs have besides the usual ones.
         parallel: whether attention and MLP take in the same norm, a LayerNorm, which takes the mean
             from states.
         gguf: what GGUF files call it; "": none do.
@@ -141,6 +144,8 @@ class Family:
     rope_bases: tuple[float, ...] = (10_000.0,)
     full_layers_rotate: bool = True
     interleaved_rope: bool = False
+    fused: bool = False
+    rope_fields: tuple[str, ...] = ()
     parallel: bool = False
     gguf: str = ""
     gguf_permuted: bool = False
@@ -198,6 +203,48 @@ MINISTRAL = Family(
         "tie_word_embeddings": False,
     },
     full_every=0,
+)
+
+MINISTRAL3 = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": REQUIRED,
+        "head_dim": 128,
+        "rms_norm_eps": REQUIRED,
+        "hidden_act": SILU,
+        "sliding_window": None,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
+    },
+    full_every=0,
+    rope_bases=(1_000_000.0,),
+    rope_fields=("llama_4_scaling_beta", "max_position_embeddings"),
+    gguf="mistral3",
+    gguf_permuted=True,
+)
+
+PHI3 = Family(
+    defaults={
+        **SIZES,
+        "num_key_value_heads": None,
+        "rms_norm_eps": REQUIRED,
+        "hidden_act": SILU,
+        "original_max_position_embeddings": 4096,
+        "partial_rotary_factor": 1.0,
+        "sliding_window": None,
+        # which its modelling code passes over
+        "attention_bias": False,
+        "mlp_bias": False,
+        "lm_head_bias": False,
+        "bos_token_id": REQUIRED,
+        "eos_token_id": REQUIRED,
+        "tie_word_embeddings": False,
+    },
+    full_every=0,
+    fused=True,
+    rope_fields=("partial_rotary_factor",),
+    gguf="phi3",
 )
 
 QWEN2 = Family(
@@ -568,6 +615,8 @@ FAMILIES: dict[str, Family] = {
     "ministral": MINISTRAL,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
+    "ministral3": MINISTRAL3,
+    "phi3": PHI3,
     "smollm3": SMOLLM3,
     "granite": GRANITE,
     "olmo2": OLMO2,

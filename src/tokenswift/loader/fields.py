@@ -58,6 +58,17 @@ class Fields:
             raise refusal(self._where, name, value, "a list of integers")
         return value
 
+    def numbers(self, name: str) -> list[float]:
+        """A list of numbers.
+
+        Raises:
+            InputError: the field is anything else, or is not stated.
+        """
+        value = self._values.get(name)
+        if not isinstance(value, list) or not all(type(entry) in (int, float) for entry in value):
+            raise refusal(self._where, name, value, "a list of numbers")
+        return value
+
     def texts(self, name: str) -> list[str] | None:
         """A list of texts; None: it is not stated.
 

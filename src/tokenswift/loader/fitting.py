@@ -20,6 +20,7 @@ from tokenswift.loader.abilities import (
     Turns,
     probe_tool,
     text_or_none,
+    tools_as_text,
 )
 from tokenswift.loader.call_forms import Family
 
@@ -73,12 +74,14 @@ def fitted(
     probes = dict(variables)
     messages = list(turns)
     if tools:
-        if abilities.tool_variable is None:
-            warnings.append(TOOLS_IN_WORDS)
-            messages = _with_tools_in_words(messages, tools, family)
-        else:
+        if abilities.tool_variable is not None:
             filled[abilities.tool_variable] = list(tools)
             probes[abilities.tool_variable] = [probe_tool()]
+        elif abilities.system_tools:
+            messages = _with_system_tools(messages, tools)
+        else:
+            warnings.append(TOOLS_IN_WORDS)
+            messages = _with_tools_in_words(messages, tools, family)
     heard: Turns | None = None
     for form, as_text in _forms(messages, abilities, family):
         trial = Trial(form, probes, filled != probes, abilities.render)
@@ -233,6 +236,14 @@ def _result_in_words(turn: Mapping[str, object], role: str) -> dict[str, object]
     return {"role": "user", "content": f"Result of {named}"}
 
 
+def _with_system_tools(messages: Turns, tools: Sequence[Mapping[str, object]]) -> Turns:
+    """Messages whose first one is the system's and has the tools in a field."""
+    text = tools_as_text(tools)
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": "", "tools": text}, *messages]
+    return [{**messages[0], "tools": text}, *messages[1:]]
+
+
 def _with_tools_in_words(
     messages: Turns, tools: Sequence[Mapping[str, object]], family: Family
 ) -> Turns:
@@ -294,6 +305,9 @@ class Trial:
             mark = marked["content"] = MARK.format(index)
             whose = self._of_assistant if turn["role"] == "assistant" else self._needed
             whose.append(mark)
+        if "tools" in turn:
+            marked["tools"] = tools_as_text([probe_tool()])
+            self._needed += [TOOL, PARAMETER]
         calls = turn.get("tool_calls")
         if isinstance(calls, list):
             marked["tool_calls"] = [

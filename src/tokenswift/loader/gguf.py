@@ -24,14 +24,16 @@ from tokenswift.kernels.weights import Mixture
 from tokenswift.loader.config import SAMPLING
 from tokenswift.loader.experts import SHARED_GATE, split_entries
 from tokenswift.loader.families import FAMILIES, Family
+from tokenswift.loader.fused import split_fused
 from tokenswift.loader.gguf_header import WEIGHTS, Header, Place, read_header
 from tokenswift.loader.gguf_names import (
     ARCHITECTURES,
     EXPERTS,
-    FACTORS,
+    FUSED_NAMES,
     INNER,
     NORMS,
     NUMBER_KEYS,
+    OF_POSITIONS,
     OUTER,
     SETTINGS,
 )
@@ -209,7 +211,7 @@ def weights_of(file: GgufFile, layout: Layout, dtype: torch.dtype, kind: str) ->
     our_names = {theirs: name for name, theirs in file_names.items()}
     entries: dict[str, Entry] = {}
     for theirs, place in file.tensors.items():
-        if theirs == FACTORS:
+        if theirs in OF_POSITIONS:
             continue
         name = our_names.get(theirs, theirs)
         heads = None
@@ -220,6 +222,8 @@ def weights_of(file: GgufFile, layout: Layout, dtype: torch.dtype, kind: str) ->
         has_one_added = family.plus_one and name.endswith("norm.weight")
         read = partial(read_tensor, file, theirs, heads, has_one_added)
         entries[name] = Entry(theirs, place.shape, place.kind, read)
+    if family.fused:
+        entries = split_fused(entries, layout, file.where)
     if layout.mixture is not None:
         entries = _split_experts(file, entries, layout.mixture, layout.hidden_size)
     shapes = layout.shapes()
@@ -253,6 +257,10 @@ def names_of(layers: int, family: Family) -> dict[str, str]:
     """What a file calls each tensor that a family's decoder can have, by its name in
     transformers."""
     parts = dict(INNER) if family.experts is None else {**INNER, **EXPERTS}
+    if family.fused:
+        fused = FUSED_NAMES.values()
+        parts = {name: theirs for name, theirs in parts.items() if theirs not in fused}
+        parts.update(FUSED_NAMES)
     for name, theirs in zip(family.norms, NORMS, strict=True):
         if name is not None:
             parts[name] = theirs

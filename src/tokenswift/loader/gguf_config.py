@@ -7,15 +7,37 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from tokenswift.loader.config import TRAINED_LENGTH, ModelConfig, completed
-from tokenswift.loader.families import FAMILIES, FULL, SLIDING, ExpertFields, Family
+from tokenswift.loader.config import (
+    QUERY_SCALE,
+    ROTATED_SHARE,
+    TRAINED_LENGTH,
+    ModelConfig,
+    completed,
+)
+from tokenswift.loader.families import (
+    FAMILIES,
+    FULL,
+    LLAMA,
+    SLIDING,
+    ExpertFields,
+    Family,
+)
 from tokenswift.loader.fields import Fields
 from tokenswift.loader.find import MERGED
 from tokenswift.loader.gguf import GgufFile, short
-from tokenswift.loader.gguf_names import ARCHITECTURES, BIASES, FACTORS, NUMBER_KEYS, OUTER, ROUTERS
+from tokenswift.loader.gguf_names import (
+    ARCHITECTURES,
+    BIASES,
+    FACTORS,
+    LONGROPE,
+    NUMBER_KEYS,
+    OUTER,
+    ROUTERS,
+)
 from tokenswift.loader.gguf_tokenizer import words_of
 from tokenswift.loader.layout import EMBEDDING, HEAD
-from tokenswift.loader.schema import check_numbers, refusal
+from tokenswift.loader.rope import longrope_magnitude
+from tokenswift.loader.schema import MOST_HEAD, check_numbers, refusal
 from tokenswift.loader.tensors import DENSE
 from tokenswift.loader.weights import unstored
 from tokenswift.types import InputError
@@ -50,18 +72,23 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 #: widths of experts, where a family's files have their own
 EXPERT_SIZES = ("moe_intermediate_size", "shared_expert_intermediate_size")
+#: how much queries grow with their positions
+QUERY_SCALE_KEY = NUMBER_KEYS[f"rope_parameters.{QUERY_SCALE}"]
 #: families whose files name the architecture of another, and have windows
 WINDOWED = {"llama": "mistral", "olmo2": "olmo3"}
 
 
-def positions(file: GgufFile, width: int) -> dict[str, object]:
+def positions(file: GgufFile, width: int, family: Family = LLAMA) -> dict[str, object]:
     """``rope_parameters`` as transformers' configs have them; of YaRN what the file says.
 
     Args:
         width: of a head.
+        family: of the model.
     Raises:
         InputError: the file scales positions in a way that is not known here.
     """
+    if not file.tensors.keys().isdisjoint(LONGROPE.values()):
+        return _longrope(file)
     key = f"{file.architecture}.rope.scaling"
     rule = "none" if FACTORS in file.tensors else file.metadata.get(f"{key}.type", "none")
     if rule not in ("none", "linear", "yarn"):
@@ -78,6 +105,8 @@ def positions(file: GgufFile, width: int) -> dict[str, object]:
             value = file.number(NUMBER_KEYS[f"rope_parameters.{name}"], 0)
             if value:
                 rope[name] = value
+        if QUERY_SCALE in family.rope_fields:
+            rope.update(_ministral3(file))
     attention_factor = file.number("rope.scaling.attn_factor", 1)
     if attention_factor not in (0, 1):
         if rule != "yarn" or file.architecture != "olmo2":  # elsewhere it means something else
@@ -88,6 +117,57 @@ def positions(file: GgufFile, width: int) -> dict[str, object]:
     if FACTORS in file.tensors:
         rope.update(_llama3(file, width, theta))
     return rope
+
+
+def _longrope(file: GgufFile) -> dict[str, object]:
+    """LongRoPE's parameters: its lists are tensors.
+
+    Raises:
+        InputError: one of the lists is missing or no list, or a number is wrong.
+    """
+    rope: dict[str, object] = {
+        "rope_type": "longrope",
+        "rope_theta": file.number("rope.freq_base", 10000.0),
+        TRAINED_LENGTH: file.number(NUMBER_KEYS[f"rope_parameters.{TRAINED_LENGTH}"]),
+    }
+    for name, tensor in LONGROPE.items():
+        place = file.tensors.get(tensor)
+        if place is None or len(place.shape) != 1 or place.shape[0] > MOST_HEAD:
+            shape = None if place is None else place.shape
+            raise refusal(file.where, tensor, shape, "a list of factors, beside the other one")
+        rope[name] = [short(value) for value in unstored(file[tensor], torch.float32).tolist()]
+    stated = file.number("rope.scaling.attn_factor", 0)
+    check_numbers({"rope_parameters": rope}, file.where, file.full_keys())
+    magnitude = longrope_magnitude(rope, file.number(NUMBER_KEYS["max_position_embeddings"]))
+    if stated and not math.isclose(stated, magnitude, rel_tol=1e-5):
+        rope["attention_factor"] = stated
+        check_numbers({"rope_parameters": rope}, file.where, file.full_keys())
+    return rope
+
+
+def _ministral3(file: GgufFile) -> dict[str, object]:
+    """What Ministral 3 has besides YaRN: how queries grow, and its magnitude, of which files say
+    the half."""
+    half = file.number(NUMBER_KEYS["rope_parameters.mscale_all_dim"], 1.0)
+    return {
+        QUERY_SCALE: file.number(NUMBER_KEYS[f"rope_parameters.{QUERY_SCALE}"]),
+        "mscale": 1.0,
+        "mscale_all_dim": half,
+    }
+
+
+def _rotated_share(file: GgufFile, width: int) -> float:
+    """Which share of a head positions rotate.
+
+    Raises:
+        InputError: it is no part of a head.
+    """
+    rotated = file.number("rope.dimension_count", width)
+    share = rotated / width
+    if not 0 < share <= 1 or rotated % 2 or int(width * share) != rotated:
+        key = f"{file.architecture}.rope.dimension_count"
+        raise refusal(file.where, key, rotated, f"an even number up to {width}, the head's width")
+    return share
 
 
 def _llama3(file: GgufFile, width: int, theta: float) -> dict[str, object]:
@@ -139,6 +219,8 @@ def config_of(file: GgufFile) -> ModelConfig:
     reader = Fields(numbers, file.where)
     width = reader.integer("head_dim")
     kind = _family_name(file)
+    if kind == "ministral3" and not file.number(QUERY_SCALE_KEY, 0):
+        kind = "llama"  # Mistral Small 3, whose positions are plain
     if "sliding_window" in numbers:
         kind = WINDOWED.get(kind, kind)
     family = FAMILIES[kind]
@@ -163,7 +245,10 @@ def config_of(file: GgufFile) -> ModelConfig:
         for name, value in fields.items()
         if name in family.defaults or name == "head_dim"
     }
-    stated["rope_parameters"] = _positions_of(file, family, width)
+    rope = _positions_of(file, family, width)
+    stated["rope_parameters"] = rope
+    if TRAINED_LENGTH in family.defaults and TRAINED_LENGTH in rope:
+        stated[TRAINED_LENGTH] = rope[TRAINED_LENGTH]
     stated["dtype"] = auto_dtype(file)
     config = completed(kind, stated)
     if config is None:  # of Llama, a width that its heads do not divide
@@ -203,7 +288,9 @@ def _check_kind(file: GgufFile) -> None:
 
 def _positions_of(file: GgufFile, family: Family, width: int) -> dict[str, object]:
     """``rope_parameters`` of all layers, by their kinds where there are two."""
-    rope = positions(file, width)
+    rope = positions(file, width, family)
+    if ROTATED_SHARE in family.rope_fields:
+        rope[ROTATED_SHARE] = _rotated_share(file, width)
     if len(family.rope_bases) == 1:
         return rope
     # a file says at most the base of layers with windows
@@ -262,7 +349,8 @@ def _check_neutral(file: GgufFile, numbers: Mapping[str, object], family: Family
     valid["attention.sliding_window_pattern"] = (slides, every)
     valid["embedding_length"] = (reader.integer("hidden_size"),)
     valid["attention.value_length"] = (width,)
-    valid["rope.dimension_count"] = (width,)  # less: a part of each head is rotated
+    if ROTATED_SHARE not in family.rope_fields:
+        valid["rope.dimension_count"] = (width,)  # less: a part of each head is rotated
     for name, values in valid.items():
         key = f"{file.architecture}.{name}"
         value = file.metadata.get(key, values[0])

@@ -8,6 +8,13 @@ from tokenswift.loader.layout import EMBEDDING, HEAD, NORM
 #: what files call settings of sampling, where it is not `SamplingParams`' name
 SETTINGS = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
 FACTORS = "rope_freqs.weight"  # what Llama 3's rule divides each frequency by
+#: LongRoPE's two lists of factors
+LONGROPE = {
+    "short_factor": "rope_factors_short.weight",
+    "long_factor": "rope_factors_long.weight",
+}
+#: tensors that are no weights
+OF_POSITIONS = (FACTORS, *LONGROPE.values())
 #: what files call a config's numbers, behind the name of the architecture
 NUMBER_KEYS = {
     "vocab_size": "vocab_size",
@@ -25,6 +32,8 @@ NUMBER_KEYS = {
     "rope_parameters.beta_fast": "rope.scaling.yarn_beta_fast",
     "rope_parameters.beta_slow": "rope.scaling.yarn_beta_slow",
     "rope_parameters.original_max_position_embeddings": "rope.scaling.original_context_length",
+    "rope_parameters.mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+    "rope_parameters.llama_4_scaling_beta": "attention.temperature_scale",
 }
 #: architectures that the native decoder runs, and transformers' names for them
 ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
@@ -58,6 +67,11 @@ EXPERTS = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+#: fused projections, which are called as others are (`fused.FUSED`)
+FUSED_NAMES = {
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
 }
 #: norms of a layer in the order of `families.Norms`
 NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")

@@ -17,7 +17,7 @@ import math
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from operator import itemgetter
 from pathlib import Path
@@ -31,7 +31,8 @@ from tokenswift.loader.config import activation_of
 from tokenswift.loader.experts import parameter_parts
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.find import MERGED
-from tokenswift.loader.layout import EMBEDDING, layout_of
+from tokenswift.loader.fused import split_tensors
+from tokenswift.loader.layout import EMBEDDING, head_width, layout_of
 from tokenswift.tokenizer import Tokenizer, backend_of
 from tokenswift.types import InputError
 from tokenswift.version import __version__
@@ -123,10 +124,7 @@ def config_digest(config: Any) -> str:
     rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
     rope.pop("type", None)
     others = (activation_of(config), config.max_position_embeddings, config.eos_token_id)
-    layout = asdict(layout_of(config))
-    if layout["mixture"] is None:  # as before there were any
-        del layout["mixture"], layout["dense_layers"]
-    parts = {"layout": layout, "rope": rope, "others": others}
+    parts = {"layout": layout_of(config).stated(), "rope": rope, "others": others}
     return digest_of(parts, 32, default=str)
 
 
@@ -181,11 +179,15 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     paths = sorted(name for name, _ in model.named_parameters() if name not in tied)
     named = ((path, load_parameter(model, path)) for path in paths)
-    family = FAMILIES.get(getattr(model.config, "model_type", ""))
-    if family is None or family.experts is None:
+    config = getattr(model, "config", None)
+    family = FAMILIES.get(getattr(config, "model_type", ""))
+    if config is None or family is None or not (family.fused or family.experts):
         yield from named
         return
-    parts = [part for path, values in named for part in parameter_parts(path, values)]
+    if family.fused:
+        parts = list(split_tensors(named, layout_of(config)))
+    else:
+        parts = [part for path, values in named for part in parameter_parts(path, values)]
     yield from sorted(parts, key=itemgetter(0))
 
 
@@ -234,10 +236,16 @@ def base_of(model: Any, name: str | None = None) -> BaseIdentity:
     """The identity of a loaded transformers causal LM."""
     layers = model.base_model.layers
     layer = layers[len(layers) // 2]
-    middle = next(path for path, part in layer.named_parameters() if part.ndim == 2)
+    family = FAMILIES.get(model.config.model_type)
+    if family is not None and family.fused:
+        fused = load_parameter(layer, "self_attn.qkv_proj.weight")
+        middle = fused[: model.config.num_attention_heads * head_width(model.config)]
+    else:
+        path = next(path for path, part in layer.named_parameters() if part.ndim == 2)
+        middle = load_parameter(layer, path)
     name = name or getattr(model.config, "_name_or_path", "") or model.config.model_type
     embedding = load_parameter(model.get_input_embeddings())
-    return _base(str(name), embedding, load_parameter(layer, middle))
+    return _base(str(name), embedding, middle)
 
 
 def base_of_weights(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from tokenswift.kernels.weights import Mixture
@@ -71,7 +71,7 @@ def layout_of(config: LayoutConfig, tied: bool | None = None) -> Layout:
     family = FAMILIES[config.model_type]
     numbers = _Numbers(config, family)
     width = head_width(config)
-    window = int(numbers.get("sliding_window", 0)) if numbers.get("use_sliding_window", True) else 0
+    window = _window(config, numbers)
     kinds = getattr(config, "layer_types", None) or [SLIDING] * config.num_hidden_layers
     windows = tuple(window if kind == SLIDING else 0 for kind in kinds)
     scale = numbers.get("query_pre_attn_scalar", width) ** -0.5
@@ -100,6 +100,7 @@ def layout_of(config: LayoutConfig, tied: bool | None = None) -> Layout:
         logit_cap=numbers.get("final_logit_softcapping", 0.0),
         mixture=_mixture(numbers, family),
         dense_layers=_dense_layers(config, numbers, family),
+        rotated=0 if rotated_width(config) == width else rotated_width(config),
     )
 
 
@@ -127,6 +128,17 @@ def _dense_layers(config: LayoutConfig, numbers: _Numbers, family: Family) -> tu
     named = getattr(config, "mlp_only_layers", None) or ()
     layers = range(config.num_hidden_layers)
     return tuple(layer for layer in layers if layer in named or (layer + 1) % step)
+
+
+def _window(config: LayoutConfig, numbers: _Numbers) -> int:
+    """Newest keys that a token of a layer with a window sees; 0 is all. A window that no text can
+    leave is none; LongRoPE's positions are the only ones that nothing extends."""
+    window = int(numbers.get("sliding_window", 0)) if numbers.get("use_sliding_window", True) else 0
+    rope = getattr(config, "rope_parameters", None) or {}
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and window >= limit and rope.get("rope_type") == "longrope":
+        return 0
+    return window
 
 
 def _biased(config: LayoutConfig, family: Family) -> tuple[str, ...]:
@@ -174,6 +186,7 @@ class Layout:
         score_cap, logit_cap: caps of scores and logits by a tanh; 0: none.
         mixture: how rows go through experts; None: layers have one MLP.
         dense_layers: layers of a mixture that have one MLP all the same.
+        rotated: numbers of a head that positions rotate, the first ones; 0: all.
     """
 
     model_type: str
@@ -197,6 +210,17 @@ class Layout:
     logit_cap: float = 0.0
     mixture: Mixture | None = None
     dense_layers: tuple[int, ...] = ()
+    rotated: int = 0
+
+    def stated(self) -> dict[str, object]:
+        """All of it by name, for digests; without what earlier versions did not know, where it is
+        as they had it."""
+        fields = asdict(self)
+        if self.mixture is None:
+            del fields["mixture"], fields["dense_layers"]
+        if not self.rotated:
+            del fields["rotated"]
+        return fields
 
     @property
     def family(self) -> Family:
@@ -269,3 +293,9 @@ class HeadsConfig(Protocol):
 def head_width(config: HeadsConfig) -> int:
     """d, the width of one head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def rotated_width(config: HeadsConfig) -> int:
+    """How many numbers of a head positions rotate, the first ones."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return int(head_width(config) * (rope.get("partial_rotary_factor") or 1.0))

@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from logging import CRITICAL
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
@@ -31,14 +32,16 @@ from tokenswift.loader.errors import refused_as
 from tokenswift.loader.experts import joint_parameter
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.find import gguf_in, locate
+from tokenswift.loader.fused import parts_of
 from tokenswift.loader.gguf import GgufFile
 from tokenswift.loader.gguf_names import OUTER
 from tokenswift.loader.gguf_tokenizer import gguf_tokenizer
 from tokenswift.loader.layout import EMBEDDING
-from tokenswift.loader.opened import Opened, open_gguf
+from tokenswift.loader.multimodal import wraps_text
+from tokenswift.loader.opened import Opened, open_files, open_gguf
 from tokenswift.loader.plain_tokenizer import wrapped
 from tokenswift.loader.safetensors_file import INDEX, SafetensorsFile, weight_files
-from tokenswift.loader.weights import unstored
+from tokenswift.loader.weights import Weights, unstored
 from tokenswift.memory import memory_of
 from tokenswift.types import InputError, RunError
 
@@ -140,6 +143,8 @@ def load_located(name: str, source: Path, how: LoadConfig, place: str) -> Loaded
     from transformers import AutoConfig
 
     stated = read_config(name, source / "config.json")
+    if wraps_text(name, source):
+        return Loaded(_text_model(name, source, how, place), load_tokenizer(name, source), name)
     with quiet_transformers():
         with refused_as(f"model {name}: its config.json cannot be used", SUPPORTED):
             config = AutoConfig.from_pretrained(
@@ -150,6 +155,21 @@ def load_located(name: str, source: Path, how: LoadConfig, place: str) -> Loaded
         tokenizer = load_tokenizer(name, source)
         check_size(name, source, config, how, place)
         return Loaded(_model(name, source, config, how, place), tokenizer, name)
+
+
+def _text_model(name: str, source: Path, how: LoadConfig, place: str) -> CausalModel:
+    """The text model of a folder with one of text and pictures.
+
+    Raises:
+        InputError: it is of no family that runs here.
+    """
+    files = open_files(name, source, how, place)
+    if files is None:
+        raise InputError(
+            f"model {name} is one of text and pictures, whose text model cannot be run; valid: "
+            "one of a family of the native decoder, with safetensors files"
+        )
+    return model_of(files).to(place)
 
 
 def load_tokenizer(name: str, source: Path) -> PreTrainedTokenizerBase:
@@ -299,13 +319,23 @@ def model_of(files: Opened) -> CausalModel:
     """transformers' own model of files that were opened, filled with the very weights that the
     native decoder reads, unpacked: transformers' reader of GGUF files leaves out some of what they
     say."""
-    model = _filled(files.config, files.weights.get, files.weights.dtype)
+    dtype = files.weights.dtype
+    model = _filled(files.config, partial(_joined, files.weights, dtype), dtype)
     ends = sorted(files.ends)
     model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends or None
     place = str(gguf_in(files.folder) or files.folder)
     model.name_or_path = place
     model.config._name_or_path = place
     return model
+
+
+def _joined(weights: Weights, dtype: torch.dtype, name: str) -> Tensor | Stored | None:
+    """A weight by its name in transformers, a fused one of its parts."""
+    parts = parts_of(name)
+    if parts is None or not weights.layout.family.fused:
+        return weights.get(name)
+    found = [weights.get(part) for part in parts]
+    return torch.cat([unstored(part, dtype) for part in found if part is not None])
 
 
 def _filled(

@@ -20,10 +20,11 @@ from tokenswift.loader.gguf import GgufFile, weights_of
 from tokenswift.loader.gguf_config import auto_dtype, config_of
 from tokenswift.loader.gguf_tokenizer import gguf_tokenizer
 from tokenswift.loader.layout import layout_of
+from tokenswift.loader.multimodal import has_head, wraps_text
 from tokenswift.loader.parts import part_paths
 from tokenswift.loader.plain_tokenizer import PlainTokenizer, read
 from tokenswift.loader.rope import Rotary, rotary_of_config
-from tokenswift.loader.weights import Weights, weights_in
+from tokenswift.loader.weights import Weights, stored_names, weights_in
 from tokenswift.types import InputError
 
 #: types that a checkpoint's weights are computed with
@@ -126,6 +127,8 @@ def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
     config = completed(kind, stated)
     if config is None or not any(folder.glob("*.safetensors")):
         return None
+    if wraps_text(name, folder):
+        config.tie_word_embeddings = not has_head(stored_names(folder))
     layout = layout_of(config)
     dtype = how.floats or getattr(torch, str(config.dtype), None)
     if dtype not in DTYPES or any(size % 2 for size in layout.product_sizes()):

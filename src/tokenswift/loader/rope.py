@@ -12,19 +12,25 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenswift.config.loading import STATED_POSITIONS, RopeScaling
-from tokenswift.loader.config import TRAINED_LENGTH
+from tokenswift.loader.config import QUERY_SCALE, ROTATED_SHARE, TRAINED_LENGTH
 from tokenswift.loader.families import FAMILIES, FULL, SLIDING
-from tokenswift.loader.layout import HeadsConfig, head_width
+from tokenswift.loader.fields import Fields
+from tokenswift.loader.layout import HeadsConfig, head_width, rotated_width
 from tokenswift.types import InputError
 
 #: kinds whose frequencies depend on the length of the text that a pass sees: a tree would reach a
 #: boundary before the text does, so another text would come out
 BY_LENGTH = ("dynamic", "longrope")
+#: parameters of positions that all models of transformers compute alike
+PLAIN = {"rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor"}
+PLAIN |= {"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"}
+PLAIN |= {"truncate", "mscale", "mscale_all_dim"}
 #: kinds whose frequencies are computed here
 KINDS = ("default", "linear", "llama3", "yarn")
 BLOCK = 1024  # positions whose angles are computed together
@@ -41,16 +47,27 @@ class Rotary:
         scaling: factor of cosines and sines (YaRN's attention factor), one or of each set.
         limit: positions that may be used; None: no limit.
         config: the config that says so, a copy where it differs from the model's own.
+        pairs: the pairs of a head that positions rotate, the first ones; None: all.
+        long: LongRoPE's frequencies of texts that are longer than ``short_limit``, (d / 2,)
+            float32; None: ``frequencies`` hold for all texts.
+        short_limit: the longest text that ``frequencies`` hold for, where there are others.
+        query_scale: how queries are scaled by their positions; None: not at all.
     """
 
     frequencies: Float[Tensor, "*sets half"] | None
     scaling: float | tuple[float, ...]
     limit: int | None
     config: Any
+    pairs: int | None = None
+    long: Float[Tensor, " half"] | None = None
+    short_limit: int | None = None
+    query_scale: QueryScale | None = None
 
-    def single(self) -> Float[Tensor, " half"]:
+    def single(self, is_long: bool = False) -> Float[Tensor, " half"]:
         """The frequencies of all layers.
 
+        Args:
+            is_long: those of long texts, where there are such.
         Raises:
             InputError: the layers have several sets of frequencies.
         """
@@ -58,13 +75,25 @@ class Rotary:
             raise InputError(
                 "the model has several sets of rotary frequencies; valid: one for all layers"
             )
-        return self.frequencies
+        return self.long if is_long and self.long is not None else self.frequencies
 
     def to(self, device: torch.device | str) -> Rotary:
         """The same with its frequencies on a device."""
         if self.frequencies is None:
             return self
-        return replace(self, frequencies=self.frequencies.to(device))
+        long = None if self.long is None else self.long.to(device)
+        return replace(self, frequencies=self.frequencies.to(device), long=long)
+
+    def is_long(self, tokens: int) -> bool:
+        """Whether a text of at most so many tokens, prompt included, has the frequencies of long
+        texts. They are chosen once for a text, by what it may become."""
+        return self.short_limit is not None and tokens > self.short_limit
+
+    def of_long(self) -> Rotary | None:
+        """The positions of long texts; None: they are those of all texts."""
+        if self.long is None:
+            return None
+        return replace(self, frequencies=self.long, long=None, short_limit=None)
 
     def angles(
         self, positions: Int[Tensor, " n"]
@@ -83,12 +112,40 @@ class Rotary:
             sin = angle.sin()
         if self.scaling == 1.0:
             return cos, sin
-        if not isinstance(self.scaling, tuple):
-            return cos * self.scaling, sin * self.scaling
-        # one by one, as numbers: a device would be waited for that takes them as a tensor
-        scaled_cos = [part * factor for part, factor in zip(cos, self.scaling, strict=True)]
-        scaled_sin = [part * factor for part, factor in zip(sin, self.scaling, strict=True)]
-        return torch.stack(scaled_cos), torch.stack(scaled_sin)
+        if isinstance(self.scaling, tuple):
+            # one by one, as numbers: a device would be waited for that takes them as a tensor
+            scaled_cos = [part * factor for part, factor in zip(cos, self.scaling, strict=True)]
+            scaled_sin = [part * factor for part, factor in zip(sin, self.scaling, strict=True)]
+            return torch.stack(scaled_cos), torch.stack(scaled_sin)
+        cos[..., : self.pairs] *= self.scaling
+        sin[..., : self.pairs] *= self.scaling
+        return cos, sin
+
+
+@dataclass(frozen=True, slots=True)
+class QueryScale:
+    """Queries grow with their positions: by 1 + β log(1 + ⌊position / length⌋).
+
+    Attributes:
+        beta: β.
+        length: positions of the first model.
+    """
+
+    beta: float
+    length: int
+
+    def at(self, positions: Int[Tensor, " n"]) -> Float[Tensor, " n"] | None:
+        """The scale of each position, float32; None: all are 1.
+
+        On the CPU by the logarithm in float64, so that it is the same on every processor.
+        """
+        if positions.device.type != "cpu":
+            return 1 + self.beta * (positions // self.length + 1).float().log()
+        steps = positions.numpy() // self.length
+        if not steps.any():
+            return None
+        scales = [1 + self.beta * math.log1p(step) for step in steps.tolist()]
+        return torch.tensor(scales, dtype=torch.float32)
 
 
 class AngleTable:
@@ -232,14 +289,12 @@ def rotary_of(model: Any, scaling: RopeScaling | None = None) -> Rotary:
         InputError: a kind that depends on the text's length, or one that YaRN does not fit.
     """
     rope = getattr(model.config, "rope_parameters", None) or {}
+    is_native = model.config.model_type in FAMILIES
     for part in (rope, *rope.values()):
         kind = part.get("rope_type") if isinstance(part, Mapping) else None
-        if kind in BY_LENGTH:
-            raise InputError(
-                f"the model's rotary embedding is of type {kind}, whose frequencies change with "
-                f"the length of the text; valid: {', '.join(KINDS)}"
-            )
-    if model.config.model_type in FAMILIES and FULL in rope:
+        if kind in BY_LENGTH and not (is_native and kind == "longrope"):
+            raise by_length(kind)
+    if is_native and (FULL in rope or not rope.keys() <= PLAIN):
         return rotary_of_config(model.config, scaling)
     config = scaled_config(model.config, scaling)
     module = model.model.rotary_emb
@@ -262,6 +317,14 @@ class RopeConfig(HeadsConfig, Protocol):
         ...
 
 
+def by_length(kind: str) -> InputError:
+    """The error of positions that transformers' own forward cannot run here."""
+    return InputError(
+        f"the model's rotary embedding is of type {kind}, whose frequencies change with the length "
+        f"of the text; valid: {', '.join(KINDS)}"
+    )
+
+
 def rotary_of_config(
     config: RopeConfig, scaling: RopeScaling | None = None, double: bool = False
 ) -> Rotary:
@@ -277,15 +340,77 @@ def rotary_of_config(
     """
     config = scaled_config(config, scaling)
     rope = config.rope_parameters
-    width = head_width(config)
-    limit = context_limit(config)
     if FULL not in rope:
-        frequencies, factor = _frequencies(rope, width, double)
-        return Rotary(frequencies, factor, limit, config)
+        return _rotary_of_all_layers(config, double)
+    width = head_width(config)
     full, full_factor = _frequencies(rope[FULL], width, double)
     sliding, sliding_factor = _frequencies(rope[SLIDING], width, double)
     frequencies = torch.stack((full, sliding))
-    return Rotary(frequencies, (full_factor, sliding_factor), limit, config)
+    return Rotary(frequencies, (full_factor, sliding_factor), context_limit(config), config)
+
+
+def _rotary_of_all_layers(config: RopeConfig, double: bool) -> Rotary:
+    """Positions that are the same in all layers."""
+    rope = config.rope_parameters
+    limit = context_limit(config)
+    half = head_width(config) // 2
+    pairs = rotated_width(config) // 2
+    long: Tensor | None = None
+    if rope["rope_type"] == "longrope":
+        frequencies = _longrope(rope, "short_factor", pairs)
+        long = _at_rest(_longrope(rope, "long_factor", pairs), half)
+        scaling = longrope_magnitude(rope, limit or rope[TRAINED_LENGTH])
+    else:
+        frequencies, scaling = _frequencies(rope, 2 * pairs, double)
+    beta = rope.get(QUERY_SCALE)
+    return Rotary(
+        _at_rest(frequencies, half),
+        scaling,
+        limit,
+        config,
+        pairs=None if pairs == half else pairs,
+        long=long,
+        short_limit=None if long is None else rope[TRAINED_LENGTH],
+        query_scale=None if beta is None else QueryScale(beta, rope[TRAINED_LENGTH]),
+    )
+
+
+def _at_rest(frequencies: Float[Tensor, " pairs"], half: int) -> Float[Tensor, " half"]:
+    """Frequencies of all pairs of a head: those that positions do not rotate have 0."""
+    return F.pad(frequencies, (0, half - len(frequencies)))
+
+
+def _longrope(rope: Mapping[str, object], name: str, pairs: int) -> Float[Tensor, " pairs"]:
+    """LongRoPE's frequencies by one of its two lists of factors, float32.
+
+    Raises:
+        InputError: the list has another length.
+    """
+    fields = Fields(rope, "the model's rope_parameters")
+    factors = fields.numbers(name)
+    if len(factors) != pairs:
+        raise InputError(
+            f"the model's rope_parameters.{name} has {len(factors)} numbers; valid: {pairs}, "
+            "one for each pair of a head's numbers that positions rotate"
+        )
+    exponents = torch.arange(0, 2 * pairs, 2).float() / (2 * pairs)
+    powers = fields.number("rope_theta") ** exponents
+    return 1.0 / (torch.tensor(factors, dtype=torch.float32) * powers)
+
+
+def longrope_magnitude(rope: Mapping[str, object], positions: float) -> float:
+    """What LongRoPE multiplies the cosines and sines of all texts with, short ones too.
+
+    Args:
+        positions: of the whole model.
+    """
+    fields = Fields(rope, "the model's rope_parameters")
+    trained = fields.number(TRAINED_LENGTH)
+    factor = fields.number("factor", positions / trained)
+    magnitude = 1.0
+    if factor > 1 and trained > 1:
+        magnitude = math.sqrt(1 + math.log(factor) / math.log(trained))
+    return float(fields.number("attention_factor", magnitude))
 
 
 def _frequencies(rope: Mapping[str, Any], width: int, double: bool) -> tuple[Tensor, float]:
@@ -314,7 +439,7 @@ def _yarn(rope: Mapping[str, Any], width: int) -> tuple[Tensor, float]:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config: Any = SimpleNamespace(
-        rope_parameters=rope,
+        rope_parameters={name: value for name, value in rope.items() if name != ROTATED_SHARE},
         head_dim=width,
         hidden_size=width,
         num_attention_heads=1,

@@ -59,6 +59,10 @@ class RopeNumbers(msgspec.Struct):
     mscale_all_dim: NotNegative | None | UnsetType = UNSET
     original_max_position_embeddings: Length | None | UnsetType = UNSET
     partial_rotary_factor: Share | None | UnsetType = UNSET
+    short_factor: list[Positive] | None | UnsetType = UNSET
+    long_factor: list[Positive] | None | UnsetType = UNSET
+    llama_4_scaling_beta: NotNegative | None | UnsetType = UNSET
+    max_position_embeddings: Length | None | UnsetType = UNSET
 
 
 class Numbers(msgspec.Struct):
@@ -104,6 +108,8 @@ class Numbers(msgspec.Struct):
     no_rope_layers: list[int] | None | UnsetType = UNSET
     bos_token_id: int | None | UnsetType = UNSET
     eos_token_id: int | list[int] | None | UnsetType = UNSET
+    original_max_position_embeddings: Length | None | UnsetType = UNSET
+    partial_rotary_factor: Share | None | UnsetType = UNSET
     rope_theta: Positive | None | UnsetType = UNSET
     rope_local_base_freq: Positive | None | UnsetType = UNSET
     final_logit_softcapping: Positive | None | UnsetType = UNSET

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.loader.experts import is_router, parameter_parts, split_entries
+from tokenswift.loader.fused import split_fused, split_tensors
 from tokenswift.loader.layout import EMBEDDING, HEAD, Layout
+from tokenswift.loader.multimodal import text_name
 from tokenswift.loader.safetensors_file import SafetensorsFile, weight_files
 from tokenswift.loader.tensors import FLOATS, Entry, check_tensors, dense
 from tokenswift.types import InputError
@@ -109,8 +111,9 @@ class ModuleWeights:
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         self.layout = layout
+        named = model.named_parameters(remove_duplicate=False)
         self._parameters: dict[str, Tensor] = {}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
+        for name, parameter in split_tensors(named, layout) if layout.family.fused else named:
             values = parameter.detach()
             parts = [(name, values)] if layout.mixture is None else parameter_parts(name, values)
             self._parameters.update(parts)
@@ -129,6 +132,15 @@ def unstored(weight: Tensor | Stored, dtype: torch.dtype) -> Tensor:
     return (weight.decode() if isinstance(weight, Stored) else weight).to(dtype)
 
 
+def stored_names(folder: Path) -> set[str]:
+    """The names of all tensors of a checkpoint's files.
+
+    Raises:
+        InputError: files are missing or damaged.
+    """
+    return {name for path in weight_files(folder) for name in SafetensorsFile(path).entries}
+
+
 def weights_in(folder: Path, layout: Layout, dtype: torch.dtype, kind: str) -> Weights | None:
     """Weights of a checkpoint's files; None where they have other names, which transformers may
     know.
@@ -139,8 +151,11 @@ def weights_in(folder: Path, layout: Layout, dtype: torch.dtype, kind: str) -> W
     entries: dict[str, Entry] = {}
     for path in weight_files(folder):
         for name, entry in SafetensorsFile(path).entries.items():
-            if not name.endswith(FREQUENCIES):
-                entries[name] = entry
+            ours = text_name(name)
+            if ours is not None and not name.endswith(FREQUENCIES):
+                entries[ours] = entry
+    if layout.family.fused:
+        entries = split_fused(entries, layout, f"model folder {folder}")
     if layout.tied and _head_is_embedding(entries):
         del entries[HEAD]
     if layout.mixture is not None:

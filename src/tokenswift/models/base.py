@@ -223,9 +223,20 @@ class BaseTarget(ABC):
         ranker = self.backend.ranker(params)
         return Sampler(params, self.vocab_size, self.device, ranker, self.backend.on_host, rules)
 
-    def new_cache(self, capacity: int, keep_all: bool = False) -> FullCache:
-        """An empty full cache for ``capacity`` tokens, scratch rows included. Layers with sliding
-        windows keep their newest entries alone, in the cache's tail, unless ``keep_all``."""
+    def new_cache(self, capacity: int, keep_all: bool = False, is_long: bool = False) -> FullCache:
+        """An empty full cache.
+
+        Args:
+            capacity: tokens that it holds, scratch rows included.
+            keep_all: layers with sliding windows keep all entries; otherwise their newest ones
+                alone, in the cache's tail.
+            is_long: of a text with the frequencies of long texts (`Rotary.is_long`).
+        """
+        cache = self._cache_with_tail(capacity, keep_all)
+        cache.is_long = is_long
+        return cache
+
+    def _cache_with_tail(self, capacity: int, keep_all: bool) -> FullCache:
         keeps = keep_all or self.layout is None or not self.backend.on_host
         windowed = 0 if keeps else self.layers - self.windows.count(None)  # layers in the tail
         if not windowed:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tokenswift.config.loading import LoadConfig
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.batch import LayerFeatures, LayerPass, check_ids
+from tokenswift.kernels.batch import Batch, LayerFeatures, LayerPass, check_ids
 from tokenswift.kernels.cpu.structs import TYPES
 from tokenswift.kernels.formats import Stored
 from tokenswift.kernels.weights import (
@@ -44,8 +44,10 @@ from tokenswift.loader.experts import (
     expert_name,
 )
 from tokenswift.loader.families import FAMILIES, GELU
+from tokenswift.loader.fused import FUSED, UNFUSED
 from tokenswift.loader.gguf import unpermuted
-from tokenswift.loader.layout import EMBEDDING, HEAD, NORM, Layout, head_width, layout_of
+from tokenswift.loader.heads_order import in_halves
+from tokenswift.loader.layout import EMBEDDING, HEAD, NORM, Layout, layout_of, rotated_width
 from tokenswift.loader.rope import AngleTable, Rotary
 from tokenswift.loader.weights import ModuleWeights, unstored
 from tokenswift.models.base import BaseTarget, HeadRows
@@ -146,7 +148,9 @@ class NativeTarget(BaseTarget):
         if from_files:
             release_free_memory()
         self.body = backend.body(self._shape(), weights)
+        long = rotary.of_long()
         self._angles = AngleTable(rotary)
+        self._long_angles = None if long is None else AngleTable(long)
         layer_bytes = sum(tensor.nbytes for layer in weights for tensor in layer.tensors())
         self.held_bytes = layer_bytes + self.head.nbytes
         self._expert_bytes = sum(
@@ -176,7 +180,7 @@ class NativeTarget(BaseTarget):
         batch = self.backend.batch(segments, self.body.shape)
         layers = self.feature_layers
         states = self.embed(batch.tokens).float()
-        cos, sin = self._angles.at(batch.positions)
+        cos, sin = self._angles_of(batch)
         features = None
         if layers:
             features = LayerFeatures(layers, states.new_empty(len(layers), *states.shape))
@@ -187,6 +191,7 @@ class NativeTarget(BaseTarget):
             sin=sin,
             keep_queries=keep_queries,
             features=features,
+            query_scale=self._query_scale(batch),
         )
         queries = self.backend.layers(self.body, layer_pass)
         passes: list[Pass] = []
@@ -194,6 +199,20 @@ class NativeTarget(BaseTarget):
             row_features = None if features is None else features.states[:, rows]
             passes.append(Pass(states[rows], segment_queries, row_features))
         return passes
+
+    def _angles_of(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all rows, each by the frequencies of its text."""
+        cos, sin = self._angles.at(batch.positions)
+        if self._long_angles is None:
+            return cos, sin
+        for rows, segment in zip(batch.rows(), batch.segments, strict=True):
+            if segment.cache.is_long:
+                cos[rows], sin[rows] = self._long_angles.at(batch.positions[rows])
+        return cos, sin
+
+    def _query_scale(self, batch: Batch) -> Tensor | None:
+        scale = self.rotary.query_scale
+        return None if scale is None else scale.at(batch.positions)
 
     @torch.inference_mode()
     def norm(self, hidden: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -276,9 +295,11 @@ class NativeTarget(BaseTarget):
             "q_proj": self.layout.num_attention_heads,
             "k_proj": self.layout.num_key_value_heads,
         }
-        if weight is None or part not in heads or not self.layout.family.interleaved_rope:
+        if weight is None or part not in heads:
             return weight
-        return unpermuted(weight, heads[part])
+        if self.layout.rotated:
+            return in_halves(weight, heads[part], self.layout.rotated)
+        return unpermuted(weight, heads[part]) if self.layout.family.interleaved_rope else weight
 
     def _norm_weight(self, name: str) -> Tensor:
         """A norm's weight for the kernels, float32."""
@@ -488,8 +509,11 @@ def fits(model: Any) -> bool:
     layout, layers = layout_of(config), model.model.layers
     linears = [head]
     for number, layer in enumerate(layers):
-        for part in linears_of(layout.experts_of(number)).values():
-            linears += [attrgetter(f"{name}_proj")(layer) for name in part]
+        parts = linears_of(layout.experts_of(number)).values()
+        names = [f"{name}_proj" for part in parts for name in part]
+        if layout.family.fused:
+            names = [*FUSED, *UNFUSED]
+        linears += [attrgetter(name)(layer) for name in names]
     norms = [
         getattr(layer, name) for layer in layers for name in layout.family.norms if name is not None
     ]
@@ -510,7 +534,7 @@ def fits(model: Any) -> bool:
             for norm in norms
         )
         and all(layer.self_attn.scaling == layout.scale for layer in layers)
-        and {2 * len(frequencies) for frequencies in turns} == {head_width(config)}
+        and {2 * len(frequencies) for frequencies in turns} == {rotated_width(config)}
     )
 
 

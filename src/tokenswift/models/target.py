@@ -26,7 +26,7 @@ from tokenswift.loader.default_model import DRAFT, cache_dir
 from tokenswift.loader.errors import refused_as
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.load import load
-from tokenswift.loader.rope import rotary_of
+from tokenswift.loader.rope import by_length, rotary_of
 from tokenswift.models.decoder import NativeTarget, fits
 from tokenswift.tokenizer import Tokenizer
 from tokenswift.types import InputError, OnProgress
@@ -157,6 +157,8 @@ def make_target(
             name,
             error,
         )
+    if rotary.long is not None:
+        raise by_length("longrope")
     with refused_as(
         f"model {name} does not run through transformers' attention interface with our cache"
     ):
@@ -209,7 +211,8 @@ def logit_error(target: Target, cases: list[list[int]], expected: Tensor) -> flo
     """Relative error of a target's logits."""
     text = cases[0][:-1]
     device = target.device
-    cache = target.new_cache(CHECK_TOKENS + len(PARENTS))
+    rows = CHECK_TOKENS + len(PARENTS)
+    cache = target.new_cache(rows, is_long=target.rotary.is_long(rows))
     for chunk in (text[:CHECK_CUT], text[CHECK_CUT:]):
         positions = torch.arange(cache.length, cache.length + len(chunk), device=device)
         target.forward(torch.tensor(chunk, device=device), positions, cache)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -29,6 +29,10 @@ When = Annotated[float, Meta(ge=0, lt=253_402_000_000)]  # Unix time, up to the 
 Word = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]
 MOST_OPENING = 200  # characters of a litany's opening
 LONG = ("config", "weights", "tokenizer", "prompt")  # of these it is only said that they differ
+#: which positions a run has, where its model has others for long texts
+Positions: TypeAlias = Literal["short", "long"]
+SHORT_POSITIONS: Final = "short"
+LONG_POSITIONS: Final = "long"
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,6 +54,7 @@ class Identity(Strict):
     activations: Word | None = None
     kv_cache_dtype: Word | None = None
     int16_keys: Word | None = None
+    positions: Positions | None = None
 
     def __post_init__(self) -> None:
         _ = self.params  # it is one

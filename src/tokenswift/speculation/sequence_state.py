@@ -99,6 +99,8 @@ class SequenceState:
         owner: its client; KV caches of shared prefixes are copied only between sequences of one
             owner.
         is_wanted: False once it is cancelled; asked between draft passes.
+        is_long: whether its keys are rotated by the frequencies of long texts
+            (`loader.rope.Rotary.is_long`).
         top_logprobs: report log-probabilities, with so many of the likeliest tokens; None: report
             none.
         observe_seconds: what its strategy took to learn from the last step.
@@ -123,6 +125,7 @@ class SequenceState:
     mean_ms: float = 0.0
     owner: str = ""
     is_wanted: Callable[[], bool] = lambda: True
+    is_long: bool = False
     top_logprobs: int | None = None
     observe_seconds: float = 0.0
     meter: Meter = field(default_factory=Meter)

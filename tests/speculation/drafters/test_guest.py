@@ -25,7 +25,9 @@ RUNS: list[tuple[str, dict[str, Any] | None]] = [
 
 
 def llm_of(kind: str) -> LLM:
-    model = family_model("phi3") if kind == "generic" else tiny_model("qwen3")
+    model = (
+        family_model("starcoder2", sliding_window=16) if kind == "generic" else tiny_model("qwen3")
+    )
     return LLM.from_model(model, heads=random_heads("conditioned", 48, VOCAB))
 
 
@@ -68,7 +70,11 @@ def state_of(model: Any) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("kind", ["native", "generic"])
 def test_the_callers_model_stays_as_it_was(kind: str) -> None:
-    model = family_model("phi3") if kind == "generic" else tiny_model("mistral-sliding")
+    model = (
+        family_model("starcoder2", sliding_window=16)
+        if kind == "generic"
+        else tiny_model("mistral-sliding")
+    )
     model.train()
     model.model.layers[0].eval()
     before = state_of(model)

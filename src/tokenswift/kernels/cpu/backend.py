@@ -189,6 +189,9 @@ class CpuBackend(Backend):
             c_pass.second_input = address(
                 "the second input", second, torch.float32, count, shape.hidden
             )
+        scale = layer_pass.query_scale
+        if scale is not None:
+            c_pass.query_scale = address("the scale of queries", scale, torch.float32, count)
         return c_pass
 
     def attend(

@@ -127,9 +127,9 @@ static void centre(float *states, long n, long width, int threads) {
     run(threads, n, (double)n * width * 8, some_centred, &m);
 }
 
-/* A head's vector x (width) float32, normalised if weight, turned by its position's angles if cos, to out. */
+/* A head's vector x (width) float32, normalised if weight, turned by its position's angles if cos, scaled, to out. */
 INLINE void turn(char *out, int type, const float *x, const float *weight, float eps, const float *cos,
-                 const float *sin, long width) {
+                 const float *sin, float scale, long width) {
     const long half = width / 2;
     float y[width], z[width];
     if (weight) norm_row((char *)y, F32, x, weight, width, eps);
@@ -140,6 +140,8 @@ INLINE void turn(char *out, int type, const float *x, const float *weight, float
             z[j + half] = y[j + half] * cos[j] + y[j] * sin[j];
         }
     else memcpy(z, y, width * 4);
+    if (scale != 1)
+        for (long j = 0; j < width; j++) z[j] *= scale;
     for (long c = 0; c < width; c += W)
         store_left(type, out + c * bytes_of(type), load_left(F32, (char *)(z + c), width - c), width - c);
 }
@@ -148,6 +150,7 @@ typedef struct {
     const Segment *segments;
     float *qkv;
     const float *cos, *sin, *qnorm, *knorm; /* no cos: nothing is turned */
+    const float *query_scale; /* (n), or NULL: 1 */
     float eps;
     int whole; /* whether the norms are over all heads together */
 } Append;
@@ -164,6 +167,7 @@ static void some_heads(void *context, long from, long to, int thread) {
         const int qtype = a->type == BF16 ? BF16 : F32;
         const float *c = p->cos ? p->cos + row * (width / 2) : 0, *s = p->cos ? p->sin + row * (width / 2) : 0;
         const float *qnorm = p->whole ? 0 : p->qnorm, *knorm = p->whole ? 0 : p->knorm;
+        const float scale = p->query_scale ? p->query_scale[row] : 1;
         if (p->whole) {
             float *q = p->qkv + row * all * width, *k = q + a->heads * width;
             norm_row((char *)q, F32, q, p->qnorm, a->heads * width, p->eps);
@@ -177,7 +181,7 @@ static void some_heads(void *context, long from, long to, int thread) {
             if (part && !keeps_whole(a->type)) to = (char *)(part == 1 ? a->k : a->v) + (own * a->capacity + slot) * width * bytes_of(a->type);
             float y[width];
             if (part && keeps_whole(a->type)) to = (char *)y;
-            turn(to, !part ? qtype : keeps_whole(a->type) ? F32 : a->type, x, weight, p->eps, part < 2 ? c : 0, s, width);
+            turn(to, !part ? qtype : keeps_whole(a->type) ? F32 : a->type, x, weight, p->eps, part < 2 ? c : 0, s, part ? 1 : scale, width);
             if (part && keeps_whole(a->type)) {
                 char *pages = (char *)a->k + own * (a->capacity / PAGE) * page_bytes(a->type, width);
                 (part == 1 ? put_key : put_value)(a->type, pages, slot, y, width);
@@ -189,9 +193,9 @@ static void some_heads(void *context, long from, long to, int thread) {
 /* Projections (n, heads + 2 kv_heads, width) of all segments' rows → rotated queries (heads, n, width), keys and
  * values behind the committed ones, of each segment. */
 static void append(const Segment *segments, long n, float *qkv, const float *cos, const float *sin,
-                      const float *qnorm, const float *knorm, float eps, int whole, int threads) {
+                      const float *qnorm, const float *knorm, const float *query_scale, float eps, int whole, int threads) {
     const Attend *a = &segments->a;
-    Append p = {segments, qkv, cos, sin, qnorm, knorm, eps, whole};
+    Append p = {segments, qkv, cos, sin, qnorm, knorm, query_scale, eps, whole};
     run(threads, n, (double)n * (a->heads + 2 * a->kv_heads) * a->width * 8, some_heads, &p);
 }
 
@@ -285,6 +289,7 @@ typedef struct {
     const int32_t *feature_layers;  /* (feature_count) */
     float *features;               /* (feature_count, n, hidden) */
     const float *second_input; /* (n, hidden), or NULL where no layer has such weights */
+    const float *query_scale;  /* (n): what rotated queries are multiplied with, or NULL */
 } Pass;
 
 /* Keep the states that enter a layer, where its states are features. */
@@ -406,7 +411,7 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
             linear((float *)at[3], all, at[2], hidden, &w->second_qkv, n, all, m->hidden, type, 1, threads);
         }
         const long turn = w->rope > 0 ? w->rope * n * (m->width / 2) : 0; /* where the layer's angles begin */
-        append(segments, n, (float *)at[3], w->rope < 0 ? NULL : p->cos + turn, p->sin + turn, w->query_norm, w->key_norm, m->eps, m->norm_all_heads, threads);
+        append(segments, n, (float *)at[3], w->rope < 0 ? NULL : p->cos + turn, p->sin + turn, w->query_norm, w->key_norm, p->query_scale, m->eps, m->norm_all_heads, threads);
         attention(segments, p->count, at[10], threads);
         if (type == I8) norm(at[7], (float *)at[4], NULL, n, whole, -1, I8, threads);
         const int apart = w->out_norm || w->down_norm || m->residual != 1; /* else products are added to the states */

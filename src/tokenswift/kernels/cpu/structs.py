@@ -109,7 +109,7 @@ class CRows(ctypes.Structure):
 class CPass(ctypes.Structure):
     _fields_ = fields(
         "long n, count; pointer rows, cos, sin, states, work; long work_bytes; int threads, keep; "
-        "long feature_count; pointer feature_layers, features, second_input"
+        "long feature_count; pointer feature_layers, features, second_input, query_scale"
     )
 
 

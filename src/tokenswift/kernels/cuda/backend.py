@@ -148,7 +148,12 @@ class CudaBackend(Backend):
         feature_layers = () if features is None else features.layers
 
         def work(
-            numbers: Tensor, states: Tensor, cos: Tensor, sin: Tensor, second: Tensor | None = None
+            numbers: Tensor,
+            states: Tensor,
+            cos: Tensor,
+            sin: Tensor,
+            second: Tensor | None = None,
+            query_scale: Tensor | None = None,
         ) -> tuple[Tensor, ...]:
             states = states.clone()
             copies = states.new_empty(len(feature_layers), *states.shape)
@@ -161,13 +166,14 @@ class CudaBackend(Backend):
                 keep_queries=keep_queries,
                 features=LayerFeatures(feature_layers, copies),
                 second_input=second,
+                query_scale=query_scale,
             )
             queries = self._run(body, tables, over_buffers)
             return states, queries, copies
 
         inputs = _inputs(batch, layer_pass)
         if batch.recorded:
-            key = (batch.sizes, keep_queries, feature_layers, len(inputs))
+            key = (batch.sizes, keep_queries, feature_layers, tuple(inputs))
             states, queries, copies = body.graphs.run(key, work, inputs)
         else:
             states, queries, copies = work(**inputs)
@@ -230,6 +236,8 @@ def _inputs(batch: CudaBatch, layer_pass: LayerPass) -> dict[str, Tensor]:
     }
     if layer_pass.second_input is not None:
         inputs["second"] = layer_pass.second_input
+    if layer_pass.query_scale is not None:
+        inputs["query_scale"] = layer_pass.query_scale
     return inputs
 
 

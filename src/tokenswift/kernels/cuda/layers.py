@@ -71,6 +71,9 @@ class LayersRun:
             layer,
             self._shape,
         )
+        scale = self._pass.query_scale
+        if scale is not None:
+            query = (query * scale[:, None, None]).to(query.dtype)
         if not self._pass.keep_queries:
             self._queries.clear()
         self._queries.append(query)

@@ -106,7 +106,8 @@ class ModelContext:
 
     def _prefilled(self, tokens: list[int], check: Callable[[], None]) -> SparseCache:
         """A cache with what the policy selects of these tokens."""
-        full = self.model.new_cache(max(1, len(tokens)), keep_all=True)
+        is_long = self.model.rotary.is_long(len(tokens))
+        full = self.model.new_cache(max(1, len(tokens)), keep_all=True, is_long=is_long)
         cache = SparseCache(full, self.slots, self.sinks, self.longest + 2)
         if tokens:
             last = self.model.prefill(tokens, full, lambda stage, done, total: check())
@@ -181,11 +182,11 @@ class ModelContext:
             self._origin = cache.entries.keys(slice(None), 0, cache.sinks).clone()
         gap = self._known - self._shift - self.slots
         if gap > self.room:
-            cache.turn_window(-gap, self.model.rotary.single())
+            cache.turn_window(-gap, self.model.rotary.single(cache.is_long))
             self._shift += gap
             gap = 0
         if gap != self._sinks_turned:
-            cache.turn_sinks(gap, self.model.rotary.single(), self._origin)
+            cache.turn_sinks(gap, self.model.rotary.single(cache.is_long), self._origin)
             self._sinks_turned = gap
 
 
