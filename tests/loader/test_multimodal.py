@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, Mistral3ForConditionalGeneration
+from transformers import Mistral3Config, Mistral3ForConditionalGeneration
 
 from tests.conftest import tiny_tokenizer
 from tests.tiny import tiny_model
@@ -98,7 +98,7 @@ def test_what_transformers_saves_of_a_whole_model(tmp_path: Path) -> None:
         "patch_size": 14,
     }
     torch.manual_seed(0)
-    config = AutoConfig.for_model("mistral3", text_config=text, vision_config=vision)
+    config = Mistral3Config(text_config=text, vision_config=vision)
     config.tie_word_embeddings = False
     model = Mistral3ForConditionalGeneration(config).eval()
     model.save_pretrained(tmp_path)
