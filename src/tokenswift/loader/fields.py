@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from tokenswift.loader.schema import refusal
+
+Entry = TypeVar("Entry")
 
 
 class Fields:
@@ -51,12 +54,9 @@ class Fields:
         Raises:
             InputError: the field is anything else.
         """
-        value = self._values.get(name)
-        if value is None:
+        if self._values.get(name) is None:
             return None
-        if not isinstance(value, list) or not all(isinstance(entry, int) for entry in value):
-            raise refusal(self._where, name, value, "a list of integers")
-        return value
+        return self._entries(name, (int,), "a list of integers")
 
     def numbers(self, name: str) -> list[float]:
         """A list of numbers.
@@ -64,10 +64,7 @@ class Fields:
         Raises:
             InputError: the field is anything else, or is not stated.
         """
-        value = self._values.get(name)
-        if not isinstance(value, list) or not all(type(entry) in (int, float) for entry in value):
-            raise refusal(self._where, name, value, "a list of numbers")
-        return value
+        return self._entries(name, (int, float), "a list of numbers")
 
     def texts(self, name: str) -> list[str] | None:
         """A list of texts; None: it is not stated.
@@ -75,9 +72,18 @@ class Fields:
         Raises:
             InputError: the field is anything else.
         """
-        value = self._values.get(name)
-        if value is None:
+        if self._values.get(name) is None:
             return None
-        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-            raise refusal(self._where, name, value, "a list of texts")
+        return self._entries(name, (str,), "a list of texts")
+
+    def _entries(self, name: str, types: tuple[type[Entry], ...], valid: str) -> list[Entry]:
+        """A list whose entries are of these types, and of none derived from them: a truth value is
+        no integer.
+
+        Raises:
+            InputError: the field is anything else, or is not stated.
+        """
+        value = self._values.get(name)
+        if not isinstance(value, list) or not all(type(entry) in types for entry in value):
+            raise refusal(self._where, name, value, valid)
         return value
