@@ -97,7 +97,8 @@ def _sentences(text: str) -> list[list[str]]:
 class LitanyGuard:
     """Detects that a text has become a litany, at a small cost per token.
 
-    What it says depends on the text's tokens alone, not on how they were drafted.
+    What it says depends on the text's tokens, not on how they were drafted; and, by a hair, on the
+    zlib of the machine, whose versions compress a little differently.
 
     Attributes:
         litany: the current litany; None: there is none.
