@@ -15,7 +15,7 @@ from tests.families import rare
 from tests.kernels.cuda.cases import backend_on_cpu, product
 from tests.lossless.test_strategies import PROMPT, draft_for, runs
 from tests.lossless.test_tokens import PAPER, random_heads
-from tests.tiny import FAMILIES, SWITCHED, VOCAB, tiny_model
+from tests.tiny import FAMILIES, MIXTURES, SWITCHED, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams, resume
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
@@ -25,14 +25,17 @@ from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kv.sparse import OBSERVED
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
+from tokenswift.models.generic import GenericTarget
 from tokenswift.speculation.methods import autoregressive
 from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.types import InputError, Step
 
 LONG = torch.randint(2, VOCAB, (300,), generator=torch.Generator().manual_seed(6)).tolist()
+#: families that the kernels run: those without experts
+RUN = [name for name in FAMILIES if name not in MIXTURES]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RUN)
 def test_passes_are_those_of_the_torch_path(backend: CudaBackend, family: str) -> None:
     """A prompt that is read at once, a few rows, and a tree; windows included."""
     model = tiny_model(family)
@@ -54,7 +57,24 @@ def logits_of(target: NativeTarget) -> Tensor:
     return torch.cat(logits)
 
 
-@pytest.mark.parametrize("family", ["llama", *(rare(name) for name in ("qwen3", *SWITCHED))])
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_mixture_of_experts_is_no_model_of_the_kernels(backend: CudaBackend, family: str) -> None:
+    model = tiny_model(family)
+    with pytest.raises(ValueError, match="a layer has experts; valid: layers with an MLP alone"):
+        NativeTarget(model, backend, rotary_of(model))
+
+
+def test_a_mixture_of_experts_runs_through_transformers(backend: CudaBackend) -> None:
+    llm = LLM.from_model(tiny_model("qwen2_moe"), heads=None)
+    assert isinstance(llm.target, GenericTarget)
+    plain = llm.generate(PROMPT, 20, "autoregressive", sampling=PAPER, ignore_eos=True)
+    automatic = llm.generate(PROMPT, 20, sampling=PAPER, ignore_eos=True)
+    assert automatic.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", *(rare(name) for name in ("qwen3", *SWITCHED) if name in RUN)]
+)
 def test_every_strategy_writes_what_plain_decoding_writes(
     backend: CudaBackend, family: str
 ) -> None:

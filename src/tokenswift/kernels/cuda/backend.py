@@ -101,7 +101,13 @@ class CudaBackend(Backend):
         return dense.to(self.device)
 
     def body(self, shape: Shape, weights: list[LayerWeights]) -> CudaBody:
-        """See :meth:`Backend.body`."""
+        """See :meth:`Backend.body`.
+
+        Raises:
+            ValueError: a layer has experts, of which there is no kernel here.
+        """
+        if any(layer.experts is not None for layer in weights):
+            raise ValueError("a layer has experts; valid: layers with an MLP alone (`mixtures`)")
         return CudaBody(shape, weights, Graphs(self.device))
 
     # ---- passes ----------------------------------------------------------------------------------
