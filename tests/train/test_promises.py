@@ -50,7 +50,7 @@ def test_linear_heads_have_the_papers_recipe() -> None:
 @pytest.mark.parametrize("name", ["tokens", "sequence_length", "write_batch"])
 def test_help_says_the_defaults_that_there_are(name: str) -> None:
     default = getattr(DataOptions("self"), name)
-    defaults = f"(default {default:,}; CUDA {CUDA_DEFAULTS[name]:,})".replace("8,192", "8192")
+    defaults = f"({default:,}, with CUDA {CUDA_DEFAULTS[name]:,}, by default)"
     assert defaults in str(DataOptions.__doc__)
 
 
