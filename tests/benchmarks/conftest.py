@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from multiprocessing import forkserver
-
 import pytest
 
 from benchmarks.__main__ import main
 from tests.cli.conftest import Call, cli  # noqa: F401
+from tests.forks import start_forkserver
 
 
 @pytest.fixture(scope="session")
 def rows() -> None:
     """The process that rows are forked from, started where it can import what they need: started in
     a test's folder it could not, and each row would import torch by itself."""
-    forkserver.set_forkserver_preload(["benchmarks.row", "tests.benchmarks.crashing"])
-    forkserver.ensure_running()
+    start_forkserver()
 
 
 @pytest.fixture

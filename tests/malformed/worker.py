@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.forks import start_forkserver
 from tokenswift.cli import main as command
 from tokenswift.types import InputError
 
@@ -24,7 +25,6 @@ PROMPT = "a" * 60 + "!"  # what patterns that try everything try long
 ROOM = 4 << 30  # of address space, and what is really used
 MOST = 1 << 30
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.malformed.preload"])
 
 
 def generate(model: Path) -> int:
@@ -54,6 +54,7 @@ def fault(call: Callable[..., int], argument: object, folder: Path) -> str | Non
     Args:
         folder: for what it writes, and the command's cache.
     """
+    start_forkserver()
     child = FORKS.Process(target=_child, args=(call, argument, folder))
     child.start()
     child.join(HANGS)
