@@ -9,12 +9,10 @@ keeps no state between passes, so threads may share it.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,72 +20,19 @@ from torch import Tensor, nn
 from tokenswift.config.loading import LoadConfig
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.batch import Batch, LayerFeatures, LayerPass, check_ids
-from tokenswift.kernels.cpu.structs import TYPES
-from tokenswift.kernels.formats import Stored
-from tokenswift.kernels.weights import (
-    ExpertWeights,
-    LayerWeights,
-    Mixture,
-    Packed,
-    Shape,
-    active_type,
-)
-from tokenswift.kv.memory import Arena
+from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
 from tokenswift.kv.passes import Pass, Segment
-from tokenswift.loader.config import activation_of
-from tokenswift.loader.experts import (
-    DOWN,
-    GATE,
-    ROUTER,
-    SHARED_GATE,
-    UP,
-    expert_name,
-)
-from tokenswift.loader.families import FAMILIES, GELU
-from tokenswift.loader.fused import FUSED, UNFUSED
-from tokenswift.loader.gguf import unpermuted
-from tokenswift.loader.heads_order import in_halves
-from tokenswift.loader.layout import EMBEDDING, HEAD, NORM, Layout, layout_of, rotated_width
+from tokenswift.loader.families import GELU
+from tokenswift.loader.layout import EMBEDDING, HEAD, NORM, Layout, layout_of
 from tokenswift.loader.rope import AngleTable, Rotary
-from tokenswift.loader.weights import ModuleWeights, unstored
+from tokenswift.loader.weights import ModuleWeights
 from tokenswift.models.base import BaseTarget, HeadRows
 from tokenswift.models.key_types import TOKENS as KEY_TOKENS
 from tokenswift.models.key_types import needs_wide_keys, score_errors
+from tokenswift.models.packing import Packing, WeightSource, release_free_memory
 from tokenswift.types import InputError, OnProgress
 
-#: fused projections: those of the same input are one product
-LINEARS = {
-    "qkv": ("self_attn.q", "self_attn.k", "self_attn.v"),
-    "out": ("self_attn.o",),
-    "gate_up": ("mlp.gate", "mlp.up"),
-    "down": ("mlp.down",),
-}
-#: those of the expert that all rows go through, beside experts
-SHARED_LINEARS = {
-    "gate_up": ("mlp.shared_expert.gate", "mlp.shared_expert.up"),
-    "down": ("mlp.shared_expert.down",),
-}
-QUERY_NORM = "self_attn.q_norm"
-KEY_NORM = "self_attn.k_norm"
 PREFILL_CHUNK = 512  # rows of a prefill pass; the bits do not depend on it
-#: bytes of packed weights after which freed memory is returned to the system while loading
-RELEASE_EVERY = 1 << 25
-
-
-class WeightSource(Protocol):
-    """The weights of a model's files (`loader.weights.Weights`)."""
-
-    layout: Layout
-    dtype: torch.dtype
-    copies: bool
-
-    def get(self, name: str) -> Tensor | Stored | None:
-        """A weight or bias by its name, in the type that is asked for; None: there is none."""
-        ...
-
-    def raw(self, name: str) -> Tensor | Stored | None:
-        """A weight as the files hold it; None: there is none."""
-        ...
 
 
 class NativeTarget(BaseTarget):
@@ -95,7 +40,7 @@ class NativeTarget(BaseTarget):
     families.
 
     Args:
-        source: the weights of a model's files; or a transformers causal LM that :func:`fits`, which
+        source: the weights of a model's files; or a transformers causal LM that `fits.fits`, which
             stays as it is, while its weights are copied in packed form where necessary.
         backend: the backend that computes, on its device.
         rotary: the rotary position embedding.
@@ -118,33 +63,33 @@ class NativeTarget(BaseTarget):
             lm_head: Tensor = attrgetter(HEAD)(source)
             layout = layout_of(config, lm_head is attrgetter(EMBEDDING)(source))
             dtype = lm_head.dtype
-            self._weights: WeightSource | ModuleWeights = ModuleWeights(source, layout)
+            read: WeightSource | ModuleWeights = ModuleWeights(source, layout)
         else:
             config = layout = source.layout
             dtype = source.dtype
-            self._weights = source
+            read = source
         self.layout = layout
         stand_in = torch.empty(1, 1, dtype=dtype, device=backend.device)
         head = stand_in.expand(layout.vocab_size, layout.hidden_size)
         super().__init__(config, head, rotary, backend)
-        self._arena = Arena()
-        self._to_release = 0
-        self.head = self._packed([HEAD])
-        self.head_bias = self._optional_vector("lm_head.bias")
+        packing = Packing(read, layout, dtype, backend)
+        self.head = packing.packed([HEAD])
+        self.head_bias = packing.optional_vector("lm_head.bias")
         # as large as the head: packed while little else is in memory
-        self._embedding = None if layout.tied else self._packed_embedding()
-        self._norm = self._norm_weight(NORM) / layout.logits
+        self._embedding = None if layout.tied else packing.packed_embedding()
+        self._norm = packing.norm_weight(NORM) / layout.logits
         self._eps = layout.eps
         # as transformers rounds it
         self._scale = float(torch.tensor(layout.embedding, dtype=dtype))
         weights: list[LayerWeights] = []
         for number in range(layout.num_hidden_layers):
-            weights.append(self._layer(number))
+            weights.append(packing.layer(number))
             if on_progress is not None:
                 on_progress("pack", len(weights), layout.num_hidden_layers)
         self.windows = [layer.window or None for layer in weights]
         self._count_entries()
-        del self._weights, self._arena, self._to_release
+        self.copied_bytes = packing.copied_bytes
+        del packing, read
         if from_files:
             release_free_memory()
         self.body = backend.body(self._shape(), weights)
@@ -272,125 +217,6 @@ class NativeTarget(BaseTarget):
             mixture=layout.mixture,
         )
 
-    def _packed_embedding(self) -> Tensor | Packed:
-        """The embedding of a model whose head is another matrix."""
-        embedding = self._weight(EMBEDDING)
-        if isinstance(embedding, Stored):
-            return self.backend.pack(embedding, self.dtype, self._arena)
-        return embedding.to(self.device, copy=not self._weights.copies)
-
-    def _weight(self, name: str) -> Tensor | Stored:
-        """A weight by its name, as the files or the model hold it."""
-        weight = self._optional(name)
-        if weight is None:
-            raise InputError(f"the model has no weight {name}")
-        return weight
-
-    def _optional(self, name: str) -> Tensor | Stored | None:
-        """A weight or bias, or None; rows of queries and keys in the order in which the kernels
-        rotate them."""
-        weight = self._weights.get(name)
-        part = name.split(".")[-2]
-        heads = {
-            "q_proj": self.layout.num_attention_heads,
-            "k_proj": self.layout.num_key_value_heads,
-        }
-        if weight is None or part not in heads:
-            return weight
-        if self.layout.rotated:
-            return in_halves(weight, heads[part], self.layout.rotated)
-        return unpermuted(weight, heads[part]) if self.layout.family.interleaved_rope else weight
-
-    def _norm_weight(self, name: str) -> Tensor:
-        """A norm's weight for the kernels, float32."""
-        weight = self._vector(self._weight(name))
-        return weight + 1 if self.layout.family.plus_one else weight
-
-    def _layer_norm(self, layer: str, name: str | None) -> Tensor | None:
-        """The weight of a layer's norm; None where the family has none in this place."""
-        return None if name is None else self._norm_weight(f"{layer}{name}.weight")
-
-    def _optional_vector(self, name: str) -> Tensor | None:
-        """A copy of a vector for the kernels, float32; None where the model has none."""
-        weight = self._optional(name)
-        return None if weight is None else self._vector(weight)
-
-    def _vector(self, weight: Tensor | Stored) -> Tensor:
-        """A copy of a vector for the kernels, float32."""
-        values = unstored(weight, torch.float32).detach()
-        return values.to(self.device, torch.float32, copy=True).contiguous()
-
-    def _packed(self, names: list[str]) -> Packed:
-        """Weights of the same input, packed one below the other for the kernels; counts copied
-        bytes."""
-        parts = [self._weight(name) for name in names]
-        packed = self.backend.pack(parts, self.dtype, self._arena)
-        if self._weights.copies and (packed.panels or len(parts) > 1):
-            self.copied_bytes += packed.nbytes
-        return packed
-
-    def _layer(self, number: int) -> LayerWeights:
-        layer = f"model.layers.{number}."
-        products: dict[str, Any] = dict.fromkeys(("gate_up", "down"))
-        mixture = self.layout.experts_of(number)
-        for name, linears in linears_of(mixture).items():
-            weight, bias = self._fused([f"{layer}{linear}_proj" for linear in linears])
-            products |= {name: weight, f"{name}_bias": bias}
-        if mixture is not None:
-            products["experts"] = self._experts(layer, mixture)
-        family = self.layout.family
-        norms = family.norms
-        ropes = self.layout.ropes
-        weights = LayerWeights(
-            **products,
-            norm=self._layer_norm(layer, norms.before_attention),
-            out_norm=self._layer_norm(layer, norms.behind_attention),
-            mlp_norm=self._layer_norm(layer, norms.before_mlp),
-            down_norm=self._layer_norm(layer, norms.behind_mlp),
-            query_norm=self._layer_norm(layer, QUERY_NORM if family.head_norms else None),
-            key_norm=self._layer_norm(layer, KEY_NORM if family.head_norms else None),
-            rope=ropes[number] if ropes else 0,
-            window=self.layout.windows[number],
-        )
-        self._to_release += sum(weight.nbytes for weight in weights.packed())
-        if not self._weights.copies and self._to_release >= RELEASE_EVERY:
-            release_free_memory()
-            self._to_release = 0
-        return weights
-
-    def _experts(self, layer: str, mixture: Mixture) -> ExpertWeights:
-        """A layer's experts and their router.
-
-        Args:
-            layer: what names of its weights begin with.
-        """
-        names = [ROUTER, SHARED_GATE] if mixture.shared_gate else [ROUTER]
-        rows: list[Tensor] = []
-        for name in names:
-            weight = self._weights.raw(layer + name)
-            if weight is None:
-                raise InputError(f"the model has no weight {layer + name}")
-            rows.append(unstored(weight, torch.float32).to(self.device))
-        router = self.backend.pack(torch.cat(rows), torch.float32)
-        gate_up: list[Packed] = []
-        down: list[Packed] = []
-        for expert in range(mixture.experts):
-            gate_up.append(self._packed([expert_name(layer, expert, part) for part in (GATE, UP)]))
-            down.append(self._packed([expert_name(layer, expert, DOWN)]))
-        return ExpertWeights(router=router, gate_up=gate_up, down=down)
-
-    def _fused(self, linears: list[str]) -> tuple[Packed, Tensor | None]:
-        """One packed weight, and bias, for projections of the same input."""
-        weights = [f"{name}.weight" for name in linears]
-        biases = [self._optional_vector(f"{name}.bias") for name in linears]
-        if all(bias is None for bias in biases):
-            return self._packed(weights), None
-        for index, name in enumerate(weights):
-            if biases[index] is None:
-                biases[index] = self._norm.new_zeros(len(self._weight(name)))
-        present = [bias for bias in biases if bias is not None]
-        return self._packed(weights), torch.cat(present)
-
     def compute_as(self, how: LoadConfig, name: str) -> None:
         """See :meth:`BaseTarget.compute_as`. With dtype "auto", int8 where the weights are
         quantized and the backend multiplies them; then keys and values, too, are whole numbers."""
@@ -487,71 +313,3 @@ class NativeTarget(BaseTarget):
             return score_errors(self, cache, shape.scale)
         finally:
             self.body = body
-
-
-def linears_of(mixture: Mixture | None) -> dict[str, tuple[str, ...]]:
-    """The fused projections of a layer, those of single experts aside."""
-    if mixture is None:
-        return LINEARS
-    attention = {name: LINEARS[name] for name in ("qkv", "out")}
-    return attention | SHARED_LINEARS if mixture.shared else attention
-
-
-def fits(model: Any) -> bool:
-    """Whether the native decoder can run a transformers causal LM: its modules are plain layers of
-    one type, as its config says."""
-    config, head = model.config, model.lm_head
-    if config.model_type not in FAMILIES or getattr(config, "use_bidirectional_attention", None):
-        return False
-    fixed = FAMILIES[config.model_type].fixed
-    if any(getattr(config, name, None) not in (value, None) for name, value in fixed.items()):
-        return False
-    layout, layers = layout_of(config), model.model.layers
-    linears = [head]
-    for number, layer in enumerate(layers):
-        parts = linears_of(layout.experts_of(number)).values()
-        names = [f"{name}_proj" for part in parts for name in part]
-        if layout.family.fused:
-            names = [*FUSED, *UNFUSED]
-        linears += [attrgetter(name)(layer) for name in names]
-    norms = [
-        getattr(layer, name) for layer in layers for name in layout.family.norms if name is not None
-    ]
-    turns = [
-        tensor
-        for name, tensor in model.model.rotary_emb.named_buffers()
-        if name.endswith("inv_freq")
-    ]
-    return (
-        activation_of(config) == layout.family.activation
-        and all(type(linear) is nn.Linear and linear.in_features % 2 == 0 for linear in linears)
-        and {linear.weight.dtype for linear in linears} <= {head.weight.dtype} & TYPES.keys()
-        and (layout.mixture is None or _has_experts(model, layout))
-        and isinstance(model.model.embed_tokens, nn.Embedding)
-        and head.out_features == layout.vocab_size
-        and all(
-            getattr(norm, "variance_epsilon", getattr(norm, "eps", 0)) == layout.eps
-            for norm in norms
-        )
-        and all(layer.self_attn.scaling == layout.scale for layer in layers)
-        and {2 * len(frequencies) for frequencies in turns} == {rotated_width(config)}
-    )
-
-
-def _has_experts(model: nn.Module, layout: Layout) -> bool:
-    """Whether a model's experts are those of its config, in the type of its other weights."""
-    weights = ModuleWeights(model, layout)
-    dtype = attrgetter(HEAD)(model).dtype
-    for name, shape in layout.shapes().items():
-        values = weights.get(HEAD if name == EMBEDDING else name)
-        if ".mlp." in name and (values is None or values.shape != shape or values.dtype != dtype):
-            return False
-    return not any(size % 2 for size in layout.product_sizes())
-
-
-def release_free_memory() -> None:
-    """Let the C library give freed memory back to the system, where it can (glibc keeps much of
-    it)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

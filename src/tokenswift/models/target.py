@@ -27,7 +27,8 @@ from tokenswift.loader.errors import refused_as
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.load import load
 from tokenswift.loader.rope import by_length, rotary_of
-from tokenswift.models.decoder import NativeTarget, fits
+from tokenswift.models.decoder import NativeTarget
+from tokenswift.models.fits import fits
 from tokenswift.tokenizer import Tokenizer
 from tokenswift.types import InputError, OnProgress
 

@@ -1,0 +1,68 @@
+"""Whether the native decoder can run a transformers model."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+from torch import nn
+
+from tokenswift.kernels.cpu.structs import TYPES
+from tokenswift.loader.config import activation_of
+from tokenswift.loader.families import FAMILIES
+from tokenswift.loader.fused import FUSED, UNFUSED
+from tokenswift.loader.layout import EMBEDDING, HEAD, Layout, layout_of, rotated_width
+from tokenswift.loader.weights import ModuleWeights
+from tokenswift.models.packing import linears_of
+
+
+def fits(model: Any) -> bool:
+    """Whether the native decoder can run a transformers causal LM: its modules are plain layers of
+    one type, as its config says."""
+    config, head = model.config, model.lm_head
+    if config.model_type not in FAMILIES or getattr(config, "use_bidirectional_attention", None):
+        return False
+    fixed = FAMILIES[config.model_type].fixed
+    if any(getattr(config, name, None) not in (value, None) for name, value in fixed.items()):
+        return False
+    layout, layers = layout_of(config), model.model.layers
+    linears = [head]
+    for number, layer in enumerate(layers):
+        parts = linears_of(layout.experts_of(number)).values()
+        names = [f"{name}_proj" for part in parts for name in part]
+        if layout.family.fused:
+            names = [*FUSED, *UNFUSED]
+        linears += [attrgetter(name)(layer) for name in names]
+    norms = [
+        getattr(layer, name) for layer in layers for name in layout.family.norms if name is not None
+    ]
+    turns = [
+        tensor
+        for name, tensor in model.model.rotary_emb.named_buffers()
+        if name.endswith("inv_freq")
+    ]
+    return (
+        activation_of(config) == layout.family.activation
+        and all(type(linear) is nn.Linear and linear.in_features % 2 == 0 for linear in linears)
+        and {linear.weight.dtype for linear in linears} <= {head.weight.dtype} & TYPES.keys()
+        and (layout.mixture is None or _has_experts(model, layout))
+        and isinstance(model.model.embed_tokens, nn.Embedding)
+        and head.out_features == layout.vocab_size
+        and all(
+            getattr(norm, "variance_epsilon", getattr(norm, "eps", 0)) == layout.eps
+            for norm in norms
+        )
+        and all(layer.self_attn.scaling == layout.scale for layer in layers)
+        and {2 * len(frequencies) for frequencies in turns} == {rotated_width(config)}
+    )
+
+
+def _has_experts(model: nn.Module, layout: Layout) -> bool:
+    """Whether a model's experts are those of its config, in the type of its other weights."""
+    weights = ModuleWeights(model, layout)
+    dtype = attrgetter(HEAD)(model).dtype
+    for name, shape in layout.shapes().items():
+        values = weights.get(HEAD if name == EMBEDDING else name)
+        if ".mlp." in name and (values is None or values.shape != shape or values.dtype != dtype):
+            return False
+    return not any(size % 2 for size in layout.product_sizes())
