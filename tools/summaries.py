@@ -18,6 +18,7 @@ WAYS = ("paper, published rule", "paper, exact rule", "ours, fixed tree", "auto"
 QUALITY = Path(__file__).parents[1] / "benchmarks" / "results" / "quality.jsonl"
 PEER_KIND = "llama.cpp, f16 keys"
 REAL = Path(__file__).parents[1] / "benchmarks" / "results" / "real.jsonl"
+LONG_TEXT = Path(__file__).parents[1] / "benchmarks" / "results" / "long-text.jsonl"
 COMMAND = (
     "python -m benchmarks.real qwen2.5-coder-1.5b-q4_k_m --peer PYTHON "
     "--out benchmarks/results/real.jsonl"
@@ -183,9 +184,44 @@ def quality() -> Table:
     return Table([*head, *more], body, note if body else "")
 
 
+def long_text(model: str) -> Table:
+    """The newest long text of a model, by its parts, with the whole in the last line."""
+    text = LONG_TEXT.read_text(encoding="utf-8") if LONG_TEXT.is_file() else ""
+    rows = [row for row in map(json.loads, text.splitlines()) if row["model"] == model]
+    ends = [number for number, row in enumerate(rows) if "part" not in row]
+    if not ends:
+        return Table([], [], f"Not measured yet: `python -m benchmarks.long_text {model} BOOK`.")
+    start = ends[-2] + 1 if len(ends) > 1 else 0
+    *parts, total = rows[start : ends[-1] + 1]
+    labels = [f"to {row['part']:,}" for row in parts] + [f"**all {total['tokens']:,}**"]
+    body = [
+        [
+            label,
+            f"{row['plain']:.1f}",
+            f"**{row['auto']:.1f}**",
+            f"**{row['auto_over_plain']:.2f}**",
+            f"{row['tokens_a_step']:.2f}",
+            f"{row['distinct_4']:.0%}",
+        ]
+        for label, row in zip(labels, [*parts, total], strict=True)
+    ]
+    head = ["new tokens", "plain, tokens/s", "automatic, tokens/s", "over plain", "tokens a step"]
+    litany = total["litany"]
+    form = "never a litany" if litany is None else f"a litany from token {litany:,} on"
+    below = (
+        f"{total['model']} ({total['dtype']}) on {total['machine']}: {total['prompt']:,} tokens of "
+        f"{total['book']}, continued by {total['tokens']:,}, in {total['auto_seconds'] / 60:.1f} "
+        f"minutes instead of {total['plain_seconds'] / 60:.1f}; the same text: "
+        f"{'yes' if total['identical'] else '**no**'}; {form}; commit {total['commit']}."
+    )
+    return Table([*head, "different runs of four tokens"], body, below)
+
+
 SUMMARIES: dict[str, Callable[[], Table]] = {
     f"{name}-{machine.lower()}": partial(table, machine)
     for name, table in {"real": real, "contexts": contexts}.items()
     for machine in ("EPYC", "Xeon")
 }
 SUMMARIES["quality"] = quality
+SUMMARIES["long-text"] = partial(long_text, "qwen2.5-coder-1.5b-q4_k_m")
+SUMMARIES["long-text-0.5b"] = partial(long_text, "qwen2.5-coder-0.5b-q4_k_m")

@@ -1,0 +1,195 @@
+"""One long text of a real model: adaptive drafting and plain decoding, in turns.
+
+    python -m benchmarks.long_text MODEL BOOK [--tokens 20000] [--prompt 1000] [--part 1000]
+        [--seed 1] [--sampling JSON] [--text FILE] [--out FILE]
+
+MODEL is a GGUF file or a name of `benchmarks/models.toml`; BOOK a text file whose first tokens are
+continued, with the sampling of continued text unless ``--sampling`` says otherwise, such as
+``'{"temperature": 0.9}'``. Both ways write the same text from the same prefilled prompt, in turns
+of some tokens. Prints one line of JSON for each part of the text, and one for the whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.common import AUTO, PLAIN
+from benchmarks.fetch import model_file
+from benchmarks.json_lines import publish
+from benchmarks.row import commit, machine
+from benchmarks.words import Measured
+from tokenswift import LLM
+from tokenswift.config.sampling import CONTINUED
+from tokenswift.engine.litany import LitanyGuard
+from tokenswift.engine.stream import Prefilled
+from tokenswift.turns import DecodingSide, take_turns
+from tokenswift.types import distinct
+
+TURN = 250  # tokens of a turn
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How far a way of decoding has come.
+
+    Attributes:
+        tokens: new tokens.
+        steps: of the loop.
+        seconds: of these steps.
+    """
+
+    tokens: int
+    steps: int
+    seconds: float
+
+    @classmethod
+    def of(cls, side: DecodingSide) -> Mark:
+        """Where a side is now."""
+        return cls(len(side.tokens), side.step_count, side.seconds)
+
+    def speed_since(self, earlier: Mark) -> float:
+        """Tokens a second since then."""
+        return (self.tokens - earlier.tokens) / (self.seconds - earlier.seconds)
+
+    def step_tokens_since(self, earlier: Mark) -> float:
+        """Tokens a step since then."""
+        return (self.tokens - earlier.tokens) / (self.steps - earlier.steps)
+
+
+START = Mark(0, 0, 0.0)
+
+
+def compare(auto: tuple[Mark, Mark], plain: tuple[Mark, Mark]) -> Measured:
+    """Figures of a part, from where either way was at its start and at its end."""
+    auto_speed = auto[1].speed_since(auto[0])
+    plain_speed = plain[1].speed_since(plain[0])
+    return {
+        "auto_over_plain": auto_speed / plain_speed,
+        "plain": plain_speed,
+        "auto": auto_speed,
+        "tokens_a_step": auto[1].step_tokens_since(auto[0]),
+    }
+
+
+def first_litany(llm: LLM, tokens: list[int]) -> int | None:
+    """The token at which the text becomes a litany; None: it never does."""
+    guard = LitanyGuard()
+    for token in tokens:
+        guard.push(llm.tokenizer.decode([token]))
+    return guard.first.start if guard.first else None
+
+
+class LongText:
+    """One text, written both ways.
+
+    Args:
+        llm: the model.
+        state: the prompt.
+        options: the command line's.
+    """
+
+    def __init__(self, llm: LLM, state: Prefilled, options: argparse.Namespace) -> None:
+        self._llm = llm
+        self._prompt = len(state.tokens)
+        self._length: int = options.tokens
+        self._part: int = options.part
+        sampling = replace(
+            CONTINUED,
+            seed=options.seed,
+            min_tokens=self._length,
+            **json.loads(options.sampling),
+        )
+
+        def side(strategy: str) -> DecodingSide:
+            stream = state.stream(self._length, strategy, sampling=sampling)
+            return DecodingSide(iter(stream))
+
+        self.auto = side(AUTO)
+        self.plain = side(PLAIN)
+
+    def parts(self) -> list[Measured]:
+        """The figures of each part, printed while it is written."""
+        rows: list[Measured] = []
+        auto = plain = START
+        order = (self.auto, self.plain)
+        for end in range(self._part, self._length + self._part, self._part):
+            start = len(self.auto.tokens)
+            for place, side in take_turns(order, range(start + TURN, end + TURN, TURN)):
+                side.run_to(min(place, end, self._length))
+            auto_end = Mark.of(self.auto)
+            plain_end = Mark.of(self.plain)
+            row: Measured = {
+                "part": min(end, self._length),
+                "context": self._prompt + auto_end.tokens,
+                **compare((auto, auto_end), (plain, plain_end)),
+                "distinct_4": distinct(self.auto.tokens[auto.tokens :], 4),
+            }
+            rows.append(row)
+            print(json.dumps(row), file=sys.stderr, flush=True)
+            auto = auto_end
+            plain = plain_end
+        return rows
+
+    def figures(self) -> Measured:
+        """Of the whole text."""
+        return {
+            "tokens": len(self.auto.tokens),
+            "prompt": self._prompt,
+            "identical": self.auto.tokens == self.plain.tokens,
+            **compare((START, Mark.of(self.auto)), (START, Mark.of(self.plain))),
+            "auto_seconds": self.auto.seconds,
+            "plain_seconds": self.plain.seconds,
+            "sources": dict(self.auto.token_sources),
+            "distinct_4": distinct(self.auto.tokens, 4),
+            "litany": first_litany(self._llm, self.auto.tokens),
+        }
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line's options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("book", type=Path)
+    parser.add_argument("--tokens", type=int, default=20_000, help="new tokens")
+    parser.add_argument("--prompt", type=int, default=1000, help="tokens of the book")
+    parser.add_argument("--part", type=int, default=1000, help="tokens of a part")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sampling", default="{}", help="fields of SamplingParams, as JSON")
+    parser.add_argument("--text", type=Path, help="the text is written to this file")
+    parser.add_argument("--out", type=Path, help="rows are added to this file")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Print a line of JSON for each part of a text, and for the whole."""
+    options = parse_options()
+    file = model_file(options.model)
+    llm = LLM(str(file))
+    ids = llm.encode(options.book.read_text(encoding="utf-8"))[: options.prompt]
+    text = LongText(llm, llm.prefill(ids), options)
+    parts = text.parts()
+    for measured in (*parts, text.figures()):
+        row = {
+            "model": file.stem,
+            "dtype": llm.dtype,
+            "book": options.book.stem,
+            "seed": options.seed,
+            "sampling": json.loads(options.sampling),
+            **measured,
+            "machine": machine("cpu"),
+            "commit": commit(),
+        }
+        publish(row, options.out)
+    if options.text is not None:
+        options.text.write_text(llm.tokenizer.decode(text.auto.tokens), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

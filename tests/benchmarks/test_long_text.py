@@ -1,0 +1,69 @@
+"""A long text of a real model, written both ways: rows, and the table of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.long_text import LongText, Mark, compare
+from benchmarks.words import Measured
+from tests.chats import chat_tokenizer
+from tests.conftest import tiny_model
+from tokenswift import LLM
+from tools import summaries
+
+OPTIONS = argparse.Namespace(tokens=50, part=20, seed=1, sampling='{"temperature": 0.9}')
+
+
+@pytest.fixture
+def text() -> LongText:
+    llm = LLM.from_model(tiny_model("qwen2", max_position_embeddings=512), chat_tokenizer())
+    return LongText(llm, llm.prefill("Once upon a time"), OPTIONS)
+
+
+def test_parts_have_ends_and_the_whole_has_their_tokens(text: LongText) -> None:
+    parts = text.parts()
+    assert [row["part"] for row in parts] == [20, 40, 50]
+    whole = text.figures()
+    assert whole["tokens"] == 50
+    assert whole["identical"] is True
+
+
+def test_a_part_is_compared_by_its_own_tokens_and_seconds() -> None:
+    auto = (Mark(tokens=10, steps=5, seconds=1.0), Mark(tokens=30, steps=15, seconds=2.0))
+    plain = (Mark(tokens=10, steps=10, seconds=2.0), Mark(tokens=30, steps=30, seconds=6.0))
+    figures = compare(auto, plain)
+    assert figures == {"auto_over_plain": 4.0, "plain": 5.0, "auto": 20.0, "tokens_a_step": 2.0}
+
+
+def row_of(**figures: object) -> Measured:
+    """A row of a text."""
+    speeds = {"plain": 5.0, "auto": 10.0, "auto_over_plain": 2.0, "tokens_a_step": 2.5}
+    about = {"model": "m", "dtype": "int8", "machine": "cpu", "commit": "c", "book": "b"}
+    return {**about, **speeds, "distinct_4": 0.5, **figures}
+
+
+def whole_of(tokens: int) -> Measured:
+    """A row of all of a text."""
+    times = {"auto_seconds": 60.0, "plain_seconds": 120.0}
+    return row_of(tokens=tokens, prompt=4, identical=True, litany=None, **times)
+
+
+def test_the_docs_show_the_newest_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row_of(part=7), whole_of(7), row_of(part=1000), row_of(part=1500), whole_of(1500)]
+    file = tmp_path / "long-text.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(summaries, "LONG_TEXT", file)
+    table = summaries.long_text("m")
+    assert [cells[0] for cells in table.body] == ["to 1,000", "to 1,500", "**all 1,500**"]
+    assert "in 1.0 minutes instead of 2.0" in table.below
+
+
+def test_a_text_not_yet_measured_names_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summaries, "LONG_TEXT", tmp_path / "none.jsonl")
+    assert "python -m benchmarks.long_text m BOOK" in summaries.long_text("m").below
