@@ -175,3 +175,17 @@ def test_a_folder_of_prompts_is_gone_on_with(
         for i, prompt in enumerate(prompts):
             how = {"strategy": "autoregressive", "ignore_eos": True, "seed": i}
             assert texts()[f"{i + 1:05}"] == llm.generate(prompt["prompt"], 200, **how).token_ids
+
+
+def test_long_continued_texts_have_their_length(cli: Call, tmp_path: Path) -> None:
+    model = chatty_model(tmp_path, 1100)
+    prompts = [
+        {"id": "long", "prompt": "Once"},
+        {"id": "short", "prompt": "Once", "max_new_tokens": 20},
+        {"id": "free", "prompt": "Once", "min_tokens": 0},
+        {"id": "stopped", "prompt": "Once", "stop": ["q"]},
+        {"id": "answer", "messages": [{"role": "user", "content": "Hello"}]},
+    ]
+    cli("generate", "--prompts", lines_of(prompts), "--out", "o", "--model", model, "-n", 1000)
+    lengths = {path.name: folders.load(path)[1].min_tokens for path in Path("o").iterdir()}
+    assert lengths == {"long": 1000, "short": 0, "free": 0, "stopped": 0, "answer": 0}

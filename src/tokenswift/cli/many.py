@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from tokenswift.chat.prompts import is_chat
 from tokenswift.checks import counted
 from tokenswift.cli import options
+from tokenswift.cli.lengths import default_min_tokens
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.prompts import check_template, read_named
 from tokenswift.cli.results import check_record, check_writable, write_json
@@ -98,10 +101,7 @@ def write_all(args: argparse.Namespace, settings: CallArguments) -> int:
     if any(is_chat(prompt.prompt) for prompt in prompts):
         check_template(llm, "messages")
     requests = {
-        prompt.name: prompt.request(
-            settings, llm.default_sampling(prompt.prompt), folder / prompt.name
-        )
-        for prompt in prompts
+        prompt.name: request_in(folder / prompt.name, prompt, settings, llm) for prompt in prompts
     }
     session = Session(llm, requests, Stages(args.quiet))
     start = perf_counter()
@@ -115,6 +115,21 @@ def write_all(args: argparse.Namespace, settings: CallArguments) -> int:
         count = counted(len(prompts), "prompt")
         raise RunError(f"{len(failed)} of {count} failed: {', '.join(failed)}")
     return 0
+
+
+def request_in(folder: Path, prompt: PromptRecord, settings: CallArguments, llm: LLM) -> Request:
+    """The request of one of many prompts, whose run is in a folder: long continued texts have
+    their length, as a single one has."""
+    from tokenswift.runs import folder as folders
+
+    earlier = None
+    if folders.has_run(folder):
+        with suppress(InputError):  # a run that cannot be read is told when its turn comes
+            _, earlier = folders.load(folder)
+    arguments = {**settings, **prompt.arguments}
+    if "min_tokens" not in arguments:
+        arguments["min_tokens"] = default_min_tokens(prompt.prompt, arguments, earlier)
+    return prompt.request(arguments, llm.default_sampling(prompt.prompt), folder)
 
 
 class Session:
