@@ -18,15 +18,8 @@ from tokenswift.checks import shown
 from tokenswift.config.sampling import NEUTRAL, SamplingParams
 from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.loader.bounds import check_bounds
-from tokenswift.loader.families import (
-    EXPERT_COUNTS,
-    FAMILIES,
-    FULL,
-    REQUIRED,
-    SILU,
-    SLIDING,
-    Family,
-)
+from tokenswift.loader.families import FAMILIES
+from tokenswift.loader.family import EXPERT_COUNTS, FULL, REQUIRED, SILU, SLIDING, Family
 from tokenswift.loader.fields import Fields
 from tokenswift.loader.find import ADAPTER, MERGED
 from tokenswift.loader.multimodal import is_wrapper, text_config

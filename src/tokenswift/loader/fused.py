@@ -9,7 +9,7 @@ from functools import partial
 from torch import Tensor
 
 from tokenswift.kernels.formats import Stored
-from tokenswift.loader.families import DOWN, GATE, KEY, OUTPUT, QUERY, UP, VALUE
+from tokenswift.loader.family import DOWN, GATE, KEY, OUTPUT, QUERY, UP, VALUE
 from tokenswift.loader.layout import Layout
 from tokenswift.loader.tensors import Entry
 from tokenswift.types import InputError

@@ -23,7 +23,8 @@ from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.kernels.weights import Mixture
 from tokenswift.loader.config import SAMPLING
 from tokenswift.loader.experts import SHARED_GATE, split_entries
-from tokenswift.loader.families import FAMILIES, Family
+from tokenswift.loader.families import FAMILIES
+from tokenswift.loader.family import Family
 from tokenswift.loader.fused import split_fused
 from tokenswift.loader.gguf_header import WEIGHTS, Header, Place, read_header
 from tokenswift.loader.gguf_names import (

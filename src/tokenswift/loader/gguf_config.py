@@ -14,14 +14,9 @@ from tokenswift.loader.config import (
     ModelConfig,
     completed,
 )
-from tokenswift.loader.families import (
-    FAMILIES,
-    FULL,
-    LLAMA,
-    SLIDING,
-    ExpertFields,
-    Family,
-)
+from tokenswift.loader.dense_families import LLAMA
+from tokenswift.loader.families import FAMILIES
+from tokenswift.loader.family import FULL, SLIDING, ExpertFields, Family
 from tokenswift.loader.fields import Fields
 from tokenswift.loader.find import MERGED
 from tokenswift.loader.gguf import GgufFile, short

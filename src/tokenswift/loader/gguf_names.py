@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tokenswift.loader.families import DOWN, FAMILIES, GATE, KEY, OUTPUT, QUERY, UP, VALUE
+from tokenswift.loader.families import FAMILIES
+from tokenswift.loader.family import DOWN, GATE, KEY, OUTPUT, QUERY, UP, VALUE
 from tokenswift.loader.layout import EMBEDDING, HEAD, NORM
 
 #: what files call settings of sampling, where it is not `SamplingParams`' name

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from tokenswift.kernels.weights import Mixture
 from tokenswift.loader.experts import expert_shapes
-from tokenswift.loader.families import (
+from tokenswift.loader.families import FAMILIES
+from tokenswift.loader.family import (
     DOWN,
-    FAMILIES,
     FULL,
     GATE,
     KEY,

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from tokenswift.config.loading import STATED_POSITIONS, RopeScaling
 from tokenswift.loader.config import QUERY_SCALE, ROTATED_SHARE, TRAINED_LENGTH
-from tokenswift.loader.families import FAMILIES, FULL, SLIDING
+from tokenswift.loader.families import FAMILIES
+from tokenswift.loader.family import FULL, SLIDING
 from tokenswift.loader.fields import Fields
 from tokenswift.loader.layout import HeadsConfig, head_width, rotated_width
 from tokenswift.types import InputError
