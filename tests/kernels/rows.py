@@ -16,7 +16,7 @@ from tokenswift.kernels.attention import AttentionContext
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.int8_cache import Pages
 from tokenswift.kernels.formats import FORMATS, Format, Stored
-from tokenswift.kernels.weights import Packed
+from tokenswift.kernels.packed import Packed
 from tokenswift.kv.cache import FullCache
 
 CHUNK = 256  # keys of an attention chunk: of cpu_tile.h

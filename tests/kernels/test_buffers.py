@@ -18,7 +18,7 @@ from tokenswift.kernels.cpu import structs
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.structs import address
 from tokenswift.kernels.formats import Q8_0, Stored
-from tokenswift.kernels.weights import Packed
+from tokenswift.kernels.packed import Packed
 from tokenswift.kv.cache import Entries, FullCache
 from tokenswift.sampling.rows import LogitRows
 from tokenswift.sampling.sampler import Sampler

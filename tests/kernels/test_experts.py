@@ -13,7 +13,8 @@ from tokenswift.kernels.cpu import library, structs
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.formats import FORMATS
 from tokenswift.kernels.mixture import routes_of
-from tokenswift.kernels.weights import Mixture, Packed
+from tokenswift.kernels.packed import Packed
+from tokenswift.kernels.weights import Mixture
 from tokenswift.loader.default_model import cache_dir
 
 ALONE = replace(MIXTURE, shared=0, shared_gate=False)

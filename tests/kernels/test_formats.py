@@ -11,7 +11,7 @@ from tests.kernels.rows import random_weight
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.formats import BY_CODE, FORMATS, Q4_1, Q8_0, Format, Stored
-from tokenswift.kernels.weights import Packed
+from tokenswift.kernels.packed import Packed
 
 ALL = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 WRITTEN = {"q8_0": 0.01, "q4_1": 0.1, "q4_0": 0.12}  # and how far off weights may be

@@ -18,7 +18,7 @@ from tokenswift.kernels.attention import AttentionContext
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
-from tokenswift.kernels.weights import Packed
+from tokenswift.kernels.packed import Packed
 from tokenswift.kv.cache import Entries, FullCache
 from tokenswift.loader.default_model import cache_dir
 from tokenswift.loader.rope import cos_sin

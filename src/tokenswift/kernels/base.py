@@ -33,14 +33,8 @@ from tokenswift.kernels.attention import (
 from tokenswift.kernels.batch import Batch, Body, LayerPass, check_ids
 from tokenswift.kernels.formats import Q8_0, STORED_IN, Stored
 from tokenswift.kernels.mixture import mixed_outputs, routes_of
-from tokenswift.kernels.weights import (
-    ExpertWeights,
-    LayerWeights,
-    Packed,
-    Shape,
-    WritePanels,
-    active_type,
-)
+from tokenswift.kernels.packed import Packed, WritePanels
+from tokenswift.kernels.weights import ExpertWeights, LayerWeights, Shape, active_type
 from tokenswift.kv.cache import Entries, FullCache
 from tokenswift.kv.memory import Arena
 from tokenswift.kv.passes import Segment

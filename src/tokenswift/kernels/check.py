@@ -19,14 +19,8 @@ from torch.nn.functional import pad
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.batch import Body, LayerPass
 from tokenswift.kernels.formats import Format, Stored
-from tokenswift.kernels.weights import (
-    ExpertWeights,
-    LayerWeights,
-    Mixture,
-    Packed,
-    Shape,
-    active_type,
-)
+from tokenswift.kernels.packed import Packed
+from tokenswift.kernels.weights import ExpertWeights, LayerWeights, Mixture, Shape, active_type
 from tokenswift.kv.cache import FullCache
 from tokenswift.kv.passes import Segment
 

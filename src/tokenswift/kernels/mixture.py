@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.kernels.weights import ExpertWeights, Mixture, Packed
+from tokenswift.kernels.packed import Packed
+from tokenswift.kernels.weights import ExpertWeights, Mixture
 
 #: a gated MLP: its input, (n, D); gate and up in one; down
 GatedMlp = Callable[[Tensor, Packed, Packed], Tensor]

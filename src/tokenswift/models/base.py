@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenswift.config.loading import LoadConfig
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.weights import Packed
+from tokenswift.kernels.packed import Packed
 from tokenswift.kv.cache import FullCache, KVCache, Tail, tail_room
 from tokenswift.kv.passes import FeatureStore, Pass, Segment
 from tokenswift.kv.sparse import OBSERVED

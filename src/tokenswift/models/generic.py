@@ -21,7 +21,7 @@ from tokenswift.config.loading import LoadConfig
 from tokenswift.kernels.attention import AttentionContext, Masks
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.batch import check_ids
-from tokenswift.kernels.weights import Packed
+from tokenswift.kernels.packed import Packed
 from tokenswift.kv.passes import Pass, Segment
 from tokenswift.loader.errors import refused_as
 from tokenswift.loader.identity import load_parameter

@@ -25,7 +25,8 @@ from tokenswift.kernels.cuda.backend import CudaBackend
 from tokenswift.kernels.cuda.launch import Kernels
 from tokenswift.kernels.cuda.layers import CudaBody
 from tokenswift.kernels.cuda.plan import CHUNK, FAR, NEAR
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape
+from tokenswift.kernels.packed import Packed
+from tokenswift.kernels.weights import LayerWeights, Shape
 from tokenswift.kv.passes import Segment
 
 pytestmark = [

@@ -23,7 +23,8 @@ from triton.compiler import ASTSource  # noqa: E402
 from tests.kernels.cuda.cases import batch_of, segment, shape_of, tree  # noqa: E402
 from tokenswift.kernels.cuda.launch import Kernels, TritonKernel  # noqa: E402
 from tokenswift.kernels.cuda.ops import Addend  # noqa: E402
-from tokenswift.kernels.weights import LayerWeights, Packed  # noqa: E402
+from tokenswift.kernels.packed import Packed  # noqa: E402
+from tokenswift.kernels.weights import LayerWeights  # noqa: E402
 
 #: KiB of shared memory that a program may have, by a card's capability
 SHARED_MEMORY = {80: 163, 90: 227, 120: 99}

@@ -26,14 +26,8 @@ from tokenswift.kernels.cpu.library import library, processor
 from tokenswift.kernels.cpu.ranker import NativeRanker
 from tokenswift.kernels.cpu.structs import address, vector_address
 from tokenswift.kernels.formats import FORMATS, Stored
-from tokenswift.kernels.weights import (
-    LayerWeights,
-    Packed,
-    Shape,
-    WritePanels,
-    active_type,
-    panel_count,
-)
+from tokenswift.kernels.packed import Packed, WritePanels, panel_count
+from tokenswift.kernels.weights import LayerWeights, Shape, active_type
 from tokenswift.kv.cache import Entries, FullCache
 from tokenswift.kv.passes import Segment
 

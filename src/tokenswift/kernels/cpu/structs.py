@@ -12,16 +12,8 @@ from torch import Tensor
 
 from tokenswift.kernels.batch import check_rows
 from tokenswift.kernels.formats import PANEL
-from tokenswift.kernels.weights import (
-    MOST_EXPERTS,
-    ExpertWeights,
-    LayerWeights,
-    Mixture,
-    Packed,
-    Part,
-    Shape,
-    panel_count,
-)
+from tokenswift.kernels.packed import Packed, Part, panel_count
+from tokenswift.kernels.weights import MOST_EXPERTS, ExpertWeights, LayerWeights, Mixture, Shape
 from tokenswift.kv.cache import KVCache
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of weights, keys and values

@@ -22,7 +22,8 @@ from tokenswift.kernels.cuda.ops import KernelOps
 from tokenswift.kernels.cuda.plan import ROW_COUNTS, CudaBatch, Tables, block_rows_of
 from tokenswift.kernels.cuda.products import Product, counts_that_keep_bits, cublas, padded
 from tokenswift.kernels.formats import Stored
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape
+from tokenswift.kernels.packed import Packed
+from tokenswift.kernels.weights import LayerWeights, Shape
 from tokenswift.kv.memory import Arena, to_device
 from tokenswift.kv.passes import Segment
 

@@ -14,7 +14,8 @@ from tokenswift.kernels.cuda.graphs import Graphs
 from tokenswift.kernels.cuda.ops import Addend, KernelOps
 from tokenswift.kernels.cuda.plan import CudaBatch
 from tokenswift.kernels.cuda.prompt import attend_prompt
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape
+from tokenswift.kernels.packed import Packed
+from tokenswift.kernels.weights import LayerWeights, Shape
 
 #: rows, a packed weight and a bias → their float32 product
 Linear = Callable[[Tensor, Packed, Tensor | None], Tensor]

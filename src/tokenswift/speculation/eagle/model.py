@@ -16,7 +16,8 @@ from torch import Tensor
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.batch import LayerPass, row_paths
 from tokenswift.kernels.formats import Stored
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.kernels.packed import Packed
+from tokenswift.kernels.weights import LayerWeights, Shape, active_type
 from tokenswift.kv.cache import FullCache
 from tokenswift.kv.memory import Arena
 from tokenswift.kv.passes import Segment
