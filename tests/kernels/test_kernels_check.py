@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiny import tiny_model
-from tokenswift.kernels.cpu import backend, library
+from tokenswift.kernels.cpu import check, library
 from tokenswift.models import target as targets
 
 #: places in the sources, and what would make rows differ there
@@ -42,7 +42,7 @@ def test_kernels_that_round_by_the_row_are_not_used_and_nothing_is_promised(
     if isinstance(compiled := library.compiled(tmp_path), str):
         pytest.skip("no C compiler here")
     monkeypatch.setattr(targets, "_backends", {})
-    monkeypatch.setattr(backend, "library", lambda folder: compiled)
+    monkeypatch.setattr(check, "library", lambda folder: compiled)
     with caplog.at_level(logging.WARNING):
         target = targets.make_target(tiny_model("llama"))
     assert target.backend.name == "torch"

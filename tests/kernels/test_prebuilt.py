@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tokenswift.kernels.cpu import library
-from tokenswift.kernels.cpu.backend import CpuBackend, fault_of
+from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.cpu.check import fault_of
 from tokenswift.models import target as targets
 from tools import kernels as wheels
 

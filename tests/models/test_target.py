@@ -12,7 +12,7 @@ from tests.kernels.cuda.cases import backend_on_cpu
 from tests.tiny import FAMILIES, VOCAB, add_levels, tiny_model
 from tokenswift import LLM, InputError
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.cpu import backend as cpu
+from tokenswift.kernels.cpu import check as cpu_check
 from tokenswift.kernels.cuda import check
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models import target as targets
@@ -132,7 +132,7 @@ def test_kernels_that_are_asked_for_and_do_not_work(
     made_anew: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "open_backend", lambda device: "no driver")
-    monkeypatch.setattr(cpu, "library", lambda folder: "no compiler")
+    monkeypatch.setattr(cpu_check, "library", lambda folder: "no compiler")
     with pytest.raises(
         InputError, match=r"backend is 'cuda', but the CUDA kernels .* \(no driver\); valid: auto"
     ):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tokenswift.checks import shown
 from tokenswift.config.loading import RopeScaling
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.cpu import backend as cpu
+from tokenswift.kernels.cpu import check as cpu_check
 from tokenswift.kernels.cpu.library import kernels_wanted, usable_processors
 from tokenswift.loader.default_model import DRAFT, cache_dir
 from tokenswift.loader.errors import refused_as
@@ -95,7 +95,7 @@ def _open_backend(device: torch.device, wanted: str) -> Backend | str:
         if isinstance(opened, str):
             return f"the CUDA kernels do not work here ({opened})"
         return opened
-    return cpu.open_backend(cache_dir() / "kernels")
+    return cpu_check.open_backend(cache_dir() / "kernels")
 
 
 def check_model(model: Any) -> None:

@@ -1,15 +1,12 @@
-"""The compiled CPU kernels (cpu.c) on torch tensors. `kernels.base` says in torch what they
+"""The compiled CPU kernels (cpu.c) on torch tensors. `kernels.reference` says in torch what they
 compute."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from collections.abc import Sequence
-from contextlib import suppress
 from ctypes import byref, c_int32, c_void_p
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +19,6 @@ from tokenswift.kernels.base import Backend
 from tokenswift.kernels.batch import Body, LayerPass
 from tokenswift.kernels.cpu import structs
 from tokenswift.kernels.cpu.int8_cache import Pages
-from tokenswift.kernels.cpu.library import library, processor
 from tokenswift.kernels.cpu.ranker import NativeRanker
 from tokenswift.kernels.cpu.structs import address, vector_address
 from tokenswift.kernels.formats import FORMATS, Stored
@@ -399,50 +395,3 @@ def _layer_address(
     first = structs.entries_address(both, shape, entries.capacity, [False])
     key_bytes = shape.kv_heads * entries.capacity * shape.width * both.itemsize
     return first, first + key_bytes
-
-
-@torch.inference_mode()
-def fault_of(library: ctypes.CDLL) -> str | None:
-    """The first kind of layers in which a library's rows have other bits than alone, or None: on
-    one and two threads, in every type, and with quantized weights."""
-    from tokenswift.kernels.check import MIXTURE, Case, keeps_bits  # needed once a machine
-
-    kernels = [CpuBackend(library, threads) for threads in (1, 2)]
-    first = kernels[0]
-    q8 = FORMATS["q8_0"]
-    cases = [Case(first, dtype) for dtype in structs.TYPES]
-    cases += [
-        Case(first, torch.float32, FORMATS["q4_1"]),
-        Case(first, torch.bfloat16, q8),
-        Case(first, torch.float32, q8, torch.int8),
-        Case(first, torch.float32, q8, torch.int8, keys=torch.int8),
-        Case(first, torch.bfloat16, mixture=MIXTURE),
-        Case(first, torch.float32, q8, torch.int8, mixture=MIXTURE),
-    ]
-    return next((case.name for case in cases if not keeps_bits(kernels, case)), None)
-
-
-def open_backend(folder: Path) -> CpuBackend | str:
-    """The backend of this machine; or in one line why it has no kernels, or none that keep the
-    rule.
-
-    Args:
-        folder: where compiled libraries are, each with a file beside it once it has passed the
-            check on a processor.
-    Raises:
-        InputError: the processor does not have the instruction set that is asked for.
-    """
-    kernels = library(folder)
-    if isinstance(kernels, str):
-        return f"CPU kernels are not available ({kernels})"
-    backend = CpuBackend(kernels)
-    processor_digest = hashlib.sha256(processor().encode()).hexdigest()[:12]
-    passed = folder / f"{Path(kernels._name).stem}-{processor_digest}.passed"
-    if passed.exists():
-        return backend
-    fault = fault_of(kernels)
-    if fault is not None:
-        return f"the compiled CPU kernels give rows other bits than they have alone ({fault})"
-    with suppress(OSError):  # then it is checked again next time
-        passed.touch()
-    return backend
