@@ -9,7 +9,7 @@ import torch
 
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.check import BEFORE, HIDDEN, MIXTURE, TAIL, Case, keeps_bits
-from tokenswift.kernels.cpu import library, structs
+from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.formats import FORMATS
 from tokenswift.kernels.mixture import routes_of
@@ -165,8 +165,8 @@ def test_experts_of_other_sizes_are_refused(
     case = case_of(kernels)
     shape = replace(case.shape, mixture=replace(MIXTURE, **changes))
     with pytest.raises(ValueError, match=message):
-        structs.check_sizes(shape)
-        structs.layers_of(shape, case.weights)
+        check_sizes(shape)
+        layers_of(shape, case.weights)
 
 
 BUILDS = [

@@ -19,6 +19,7 @@ from tokenswift.kernels.base import Backend
 from tokenswift.kernels.batch import Body, LayerPass
 from tokenswift.kernels.cpu import structs
 from tokenswift.kernels.cpu.int8_cache import Pages
+from tokenswift.kernels.cpu.layer_structs import layers_of, shape_of, weight_of
 from tokenswift.kernels.cpu.ranker import NativeRanker
 from tokenswift.kernels.cpu.structs import address, vector_address
 from tokenswift.kernels.formats import FORMATS, Stored
@@ -116,8 +117,8 @@ class CpuBackend(Backend):
             valid.append(torch.int8)
         if shape.active not in valid:
             raise ValueError(f"activations are {shape.active}; valid with these weights: {valid}")
-        c_shape = structs.shape_of(shape)
-        c_layers = structs.layers_of(shape, weights)
+        c_shape = shape_of(shape)
+        c_layers = layers_of(shape, weights)
         return CpuBody(shape, weights, c_shape, c_layers)
 
     def layers(self, body: Body, layer_pass: LayerPass) -> list[Float[Tensor, "L H m d"]]:
@@ -199,7 +200,7 @@ class CpuBackend(Backend):
         keys = torch.int8 if in_pages else entries.data.dtype
         active = active_type(keys)
         shape = _attention_shape(heads, width, keys, context)
-        c_shape = structs.shape_of(shape)
+        c_shape = shape_of(shape)
         rows = structs.CRows()
         structs.describe_rows(rows, cache, count, context.parents)
         first_key, first_value = _layer_address(entries, context.layer, shape, c_shape)
@@ -247,7 +248,7 @@ class CpuBackend(Backend):
         self._lib.ts_linear(
             address("products", out, torch.float32, count, rows),
             address("states", states, dtype, count, columns),
-            byref(structs.weight_of(weight, bias)),
+            byref(weight_of(weight, bias)),
             count,
             rows,
             columns,
@@ -265,7 +266,7 @@ class CpuBackend(Backend):
         out = torch.empty(len(ids), weight.columns, dtype=torch.float32, device="cpu")
         refused_index = self._lib.ts_take(
             address("rows", out, torch.float32, len(ids), weight.columns),
-            byref(structs.weight_of(weight)),
+            byref(weight_of(weight)),
             address("ids", ids, torch.int64, len(ids)),
             len(ids),
             weight.rows,

@@ -1,4 +1,4 @@
-"""Whether this machine has CPU kernels that keep the rule: a row's bits are those that it has alone."""
+"""Whether a machine has CPU kernels that keep the rule: a row has the bits that it has alone."""
 
 from __future__ import annotations
 
