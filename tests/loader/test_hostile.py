@@ -20,7 +20,7 @@ from tests.malformed.cases import entry, put
 from tests.malformed.gguf_bytes import ARRAY, F32, TEXT, U32, Draft, Value
 from tokenswift import LLM
 from tokenswift.checks import shown
-from tokenswift.loader.config import read_config
+from tokenswift.loader.config_file import read_config
 from tokenswift.loader.schema import check_numbers
 from tokenswift.types import InputError
 

@@ -15,7 +15,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from tests.conftest import FAMILIES, tiny_model, tiny_tokenizer
 from tokenswift import LLM
 from tokenswift.config.loading import RopeScaling
-from tokenswift.loader.config import completed, read_config
+from tokenswift.loader.config import completed
+from tokenswift.loader.config_file import read_config
 from tokenswift.loader.families import FAMILIES as READ
 from tokenswift.loader.load import load
 from tokenswift.loader.rope import context_limit, rotary_of, rotary_of_config, scaled_config

@@ -1,4 +1,4 @@
-"""A model's config: completed as its family has it, read from a folder; the sampling that it names.
+"""A model's config, completed as its family has it.
 
 :func:`completed` fills in what a config leaves out as its family has it; whatever is not known to
 be taken as it stands (a field, a value of another type, positions of another kind) is left to
@@ -8,33 +8,18 @@ transformers.
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping
 from types import SimpleNamespace
 
-from tokenswift.checks import shown
-from tokenswift.config.sampling import NEUTRAL, SamplingParams
-from tokenswift.files import MOST_CONFIG, object_in
-from tokenswift.loader.bounds import check_bounds
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.family import EXPERT_COUNTS, FULL, REQUIRED, SILU, SLIDING, Family
 from tokenswift.loader.fields import Fields
-from tokenswift.loader.find import ADAPTER, MERGED
-from tokenswift.loader.multimodal import is_wrapper, text_config
-from tokenswift.loader.schema import ROPES, RopeNumbers, check_numbers, refusal
-from tokenswift.types import InputError
-
-logger = logging.getLogger("tokenswift")
-#: what runs
-SUPPORTED = "causal language models with rotary positions, such as Llama, Qwen or Mistral"
-#: ends of the names of causal language models' classes
-CAUSAL = ("ForCausalLM", "LMHeadModel")
-#: formats of quantized checkpoints that are not read
-QUANTIZED = ("gptq", "awq", "compressed-tensors")
-
-# ---- the config of a family ----------------------------------------------------------------------
+from tokenswift.loader.positions import (
+    QUERY_SCALE,
+    counts_factor,
+    positions_said,
+)
+from tokenswift.loader.schema import ROPES
 
 #: fields that a forward pass does not depend on, or that are looked at elsewhere
 IGNORED_FIELDS = {
@@ -91,24 +76,6 @@ IGNORED_FIELDS = {
     "top_k",
     "top_p",
 }
-#: parameters that each kind of positions needs besides its theta
-ROPE_FIELDS: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "yarn": ("factor",),
-    "longrope": ("short_factor", "long_factor"),
-}
-#: all parameters that positions may have
-KNOWN_ROPE_FIELDS = {"rope_type", "type", "truncate", *RopeNumbers.__struct_fields__}
-KNOWN_ROPE_FIELDS -= {field for family in FAMILIES.values() for field in family.rope_fields}
-#: an older name of positions
-OLDER_NAMES = {"su": "longrope"}
-#: what configs call the length that a factor of positions extends
-TRAINED_LENGTH = "original_max_position_embeddings"
-#: how much queries grow with their positions, and which share of a head positions rotate
-QUERY_SCALE = "llama_4_scaling_beta"
-ROTATED_SHARE = "partial_rotary_factor"
 
 
 class ModelConfig(SimpleNamespace):
@@ -238,206 +205,3 @@ def _sliding_layers(
     if fields.get("sliding_window_pattern"):
         every = reader.integer("sliding_window_pattern")
     return [every == 0 or (layer + 1) % every != 0 for layer in range(layers)]
-
-
-def positions_said(
-    stated: Mapping[str, object],
-    limit: int,
-    bases: Sequence[float] = (10_000.0,),
-    more: Sequence[str] = (),
-) -> dict[str, object] | None:
-    """``rope_parameters`` of what a file states, of older ones too; None: of a kind that is not
-    known here.
-
-    Args:
-        limit: positions of the model.
-        bases: theta where none is stated; of two, the second is that of layers with windows, which
-            have positions of their own.
-        more: parameters that the family has besides (`Family.rope_fields`).
-    """
-    rope = stated.get("rope_scaling") or stated.get("rope_parameters") or {}
-    if not isinstance(rope, Mapping):
-        return None
-    if len(bases) > 1:
-        return _positions_by_layer(stated, rope, limit, bases)
-    parameters = {name: value for name, value in rope.items() if value is not None}
-    parameters.setdefault("rope_theta", stated.get("rope_theta") or bases[0])
-    parameters.setdefault("rope_type", parameters.get("type", "default"))
-    kind = parameters["rope_type"]
-    if not isinstance(kind, str):
-        return None
-    kind = parameters["rope_type"] = OLDER_NAMES.get(kind, kind)
-    if kind not in ROPE_FIELDS:
-        return None
-    if type(parameters.get("truncate", True)) is not bool:
-        return None
-    if not {*ROPE_FIELDS[kind]} <= parameters.keys() <= {*KNOWN_ROPE_FIELDS, *more}:
-        return None
-    if kind == "longrope" and stated.get(TRAINED_LENGTH) is not None:
-        parameters[TRAINED_LENGTH] = stated[TRAINED_LENGTH]
-    if kind in ("llama3", "yarn", "longrope"):
-        parameters.setdefault(TRAINED_LENGTH, limit)
-    if ROTATED_SHARE in more:
-        parameters.setdefault(ROTATED_SHARE, stated.get(ROTATED_SHARE) or 1.0)
-    return parameters
-
-
-def _positions_by_layer(
-    stated: Mapping[str, object], rope: Mapping[str, object], limit: int, bases: Sequence[float]
-) -> dict[str, object] | None:
-    """``rope_parameters`` of layers that see everything, and of those with windows."""
-    parts = rope if FULL in rope or SLIDING in rope else {FULL: rope}
-    full = positions_said(
-        {
-            "rope_parameters": parts.get(FULL),
-            "rope_theta": stated.get("rope_theta", bases[0]),
-        },
-        limit,
-    )
-    sliding = positions_said(
-        {
-            "rope_parameters": parts.get(SLIDING),
-            "rope_theta": stated.get("rope_local_base_freq", bases[1]),
-        },
-        limit,
-    )
-    if full is None or sliding is None or "longrope" in (full["rope_type"], sliding["rope_type"]):
-        return None
-    return {FULL: full, SLIDING: sliding}
-
-
-def counts_factor(stated: Mapping[str, object]) -> bool:
-    """Whether ``max_position_embeddings`` of a file counts the factor of YaRN already: where the
-    file does not say which length the factor extends."""
-    rope = stated.get("rope_scaling") or stated.get("rope_parameters")
-    if not isinstance(rope, Mapping) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
-        return False
-    return rope.get(TRAINED_LENGTH) is None and stated.get(TRAINED_LENGTH) is None
-
-
-# ---- the files of a folder -----------------------------------------------------------------------
-
-
-def read_config(name: str, path: Path) -> dict[str, object]:
-    """What a config.json says, of a model of text and pictures what it says of the text model; one
-    with numbers that no model has is refused before a config is made of it.
-
-    Args:
-        name: the model's, for messages.
-    Raises:
-        InputError: naming the value, and what is valid.
-    """
-    where = f"config.json of model {name}"
-    if path.with_name(ADAPTER).exists():
-        raise InputError(f"model folder {name} holds an adapter; valid: {MERGED}")
-    stated: dict[str, object] = object_in(path, MOST_CONFIG, f"model {name}")
-    check_bounds(stated, where)
-    quantization = stated.get("quantization_config") or stated.get("compression_config")
-    if is_wrapper(stated):
-        _check_plain(name, quantization, (*QUANTIZED, "fp8"))
-        stated = text_config(stated)
-    else:
-        _check_causal(name, stated.get("architectures"))
-        _check_plain(name, quantization)
-    _check_stated_once(stated, where)
-    kind = stated.get("model_type")
-    if isinstance(kind, str) and kind in FAMILIES:
-        defaults = FAMILIES[kind].defaults.items()
-        numbers = {field: value for field, value in defaults if value is not REQUIRED}
-        check_numbers({"head_dim": None, **numbers, **stated}, where)
-    else:  # other families have lists and names of their own
-        numbers = {field: value for field, value in stated.items() if _is_checked(field, value)}
-        check_numbers(numbers, where)
-    return stated
-
-
-def _is_checked(name: str, value: object) -> bool:
-    """Whether a field of a family that is not known here means what the schema says."""
-    return type(value) is int or (name in ROPES and isinstance(value, Mapping))
-
-
-def _check_causal(name: str, architectures: object) -> None:
-    """Refuse classes that are no causal language models: of others the same weights are read."""
-    named = architectures or [CAUSAL[0]]
-    if isinstance(named, list) and all(str(each).endswith(CAUSAL) for each in named):
-        return
-    raise InputError(
-        f"model {name} is not a causal language model (its architectures are {shown(named)}); "
-        f"valid: {SUPPORTED}"
-    )
-
-
-def _check_plain(name: str, quantization: object, methods: Sequence[str] = QUANTIZED) -> None:
-    """Refuse weights in formats that nothing here takes apart."""
-    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    if method in methods:
-        raise InputError(
-            f"model {name} is quantized by {method}; valid: the checkpoint that it was made from "
-            "(weights q4_0 or q8_0 quantizes it here), or a GGUF file"
-        )
-
-
-def _check_stated_once(stated: Mapping[str, object], where: str) -> None:
-    """Refuse positions that are stated in two ways which differ: one would be dropped."""
-    newer = stated.get("rope_parameters")
-    older = stated.get("rope_scaling")
-    if newer and older and newer != older:
-        raise refusal(where, "rope_scaling", older, "rope_parameters alone, with all of it")
-    field = "rope_scaling" if older else "rope_parameters"
-    rope = older or newer
-    if not isinstance(rope, Mapping):
-        return
-    _check_theta(stated, "rope_theta", rope, field, where)
-    _check_theta(stated, "rope_theta", rope.get(FULL), f"{field}.{FULL}", where)
-    _check_theta(stated, "rope_local_base_freq", rope.get(SLIDING), f"{field}.{SLIDING}", where)
-
-
-def _check_theta(
-    stated: Mapping[str, object], name: str, part: object, place: str, where: str
-) -> None:
-    """Refuse a theta of positions that is another one than the config's own field of it."""
-    theta = part.get("rope_theta") if isinstance(part, Mapping) else None
-    outer = stated.get(name)
-    if theta is not None and outer is not None and theta != outer:
-        valid = f"{shown(outer)}, which {name} is, or a config with one of the two"
-        raise refusal(where, f"{place}.rope_theta", theta, valid)
-
-
-# ---- the sampling that a model itself names ------------------------------------------------------
-
-#: fields of `SamplingParams` that a generation_config.json may have
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "eta_cutoff", "repetition_penalty")
-
-
-def named_sampling(config: object) -> dict[str, object]:
-    """The fields of `SamplingParams` that a transformers ``GenerationConfig`` names; of
-    None, none."""
-    settings: dict[str, object] = {}
-    for name in SAMPLING:
-        value = getattr(config, name, None)
-        if value is not None:
-            settings[name] = value
-    if getattr(config, "do_sample", None) is False:
-        settings["greedy"] = True
-    return settings
-
-
-def usable_sampling(named: Mapping[str, object], model: str) -> SamplingParams | None:
-    """The sampling of the settings that a model names, without those out of their range: a WARNING
-    of the logger ``tokenswift`` names each of these. None: there are no others.
-
-    Args:
-        named: fields of `SamplingParams`.
-        model: its name, for messages.
-    """
-    usable: SamplingParams | None = None
-    settings: dict[str, object] = {**NEUTRAL}
-    for name, value in named.items():
-        more = {**settings, name: value}
-        try:
-            usable = replace(SamplingParams(), **more)
-        except InputError as error:
-            logger.warning("a sampling setting of model %s is ignored: %s", model, error)
-        else:
-            settings = more
-    return usable

@@ -21,7 +21,6 @@ from torch import Tensor
 from tokenswift.checks import shown
 from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.kernels.weights import Mixture
-from tokenswift.loader.config import SAMPLING
 from tokenswift.loader.experts import SHARED_GATE, split_entries
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.family import Family
@@ -39,6 +38,7 @@ from tokenswift.loader.gguf_names import (
     SETTINGS,
 )
 from tokenswift.loader.layout import Layout
+from tokenswift.loader.named_sampling import SAMPLING
 from tokenswift.loader.parts import part_paths
 from tokenswift.loader.schema import refusal
 from tokenswift.loader.tensors import DENSE, MOST_TENSORS, Entry, check_tensors, mapped

@@ -7,13 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from tokenswift.loader.config import (
-    QUERY_SCALE,
-    ROTATED_SHARE,
-    TRAINED_LENGTH,
-    ModelConfig,
-    completed,
-)
+from tokenswift.loader.config import ModelConfig, completed
 from tokenswift.loader.dense_families import LLAMA
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.family import FULL, SLIDING, ExpertFields, Family
@@ -31,6 +25,7 @@ from tokenswift.loader.gguf_names import (
 )
 from tokenswift.loader.gguf_tokenizer import words_of
 from tokenswift.loader.layout import EMBEDDING, HEAD
+from tokenswift.loader.positions import QUERY_SCALE, ROTATED_SHARE, TRAINED_LENGTH
 from tokenswift.loader.rope import longrope_magnitude
 from tokenswift.loader.schema import MOST_HEAD, check_numbers, refusal
 from tokenswift.loader.tensors import DENSE

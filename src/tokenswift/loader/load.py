@@ -26,7 +26,8 @@ from tokenswift.checks import check_choice
 from tokenswift.config.loading import Dtype, LoadConfig, check_backend
 from tokenswift.files import MOST_TOKENIZER
 from tokenswift.kernels.formats import Stored
-from tokenswift.loader.config import SUPPORTED, ModelConfig, completed, counts_factor, read_config
+from tokenswift.loader.config import ModelConfig, completed
+from tokenswift.loader.config_file import SUPPORTED, read_config
 from tokenswift.loader.default_model import DEFAULT, DRAFT, GGUF, METADATA_KEY
 from tokenswift.loader.errors import refused_as
 from tokenswift.loader.experts import joint_parameter
@@ -40,6 +41,7 @@ from tokenswift.loader.layout import EMBEDDING
 from tokenswift.loader.multimodal import wraps_text
 from tokenswift.loader.opened import Opened, open_files, open_gguf
 from tokenswift.loader.plain_tokenizer import wrapped
+from tokenswift.loader.positions import counts_factor
 from tokenswift.loader.safetensors_file import INDEX, SafetensorsFile, weight_files
 from tokenswift.loader.weights import Weights, unstored
 from tokenswift.memory import memory_of

@@ -12,7 +12,8 @@ import torch
 
 from tokenswift.config.loading import LoadConfig
 from tokenswift.files import MOST_CONFIG, object_in
-from tokenswift.loader.config import ModelConfig, completed, named_sampling, read_config
+from tokenswift.loader.config import ModelConfig, completed
+from tokenswift.loader.config_file import read_config
 from tokenswift.loader.ends import end_ids
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.find import gguf_in
@@ -21,6 +22,7 @@ from tokenswift.loader.gguf_config import auto_dtype, config_of
 from tokenswift.loader.gguf_tokenizer import gguf_tokenizer
 from tokenswift.loader.layout import layout_of
 from tokenswift.loader.multimodal import has_head, wraps_text
+from tokenswift.loader.named_sampling import named_sampling
 from tokenswift.loader.parts import part_paths
 from tokenswift.loader.plain_tokenizer import PlainTokenizer, read
 from tokenswift.loader.rope import Rotary, rotary_of_config

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenswift.config.loading import STATED_POSITIONS, RopeScaling
-from tokenswift.loader.config import QUERY_SCALE, ROTATED_SHARE, TRAINED_LENGTH
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.family import FULL, SLIDING
 from tokenswift.loader.fields import Fields
 from tokenswift.loader.layout import HeadsConfig, head_width, rotated_width
+from tokenswift.loader.positions import QUERY_SCALE, ROTATED_SHARE, TRAINED_LENGTH
 from tokenswift.types import InputError
 
 #: kinds whose frequencies depend on the length of the text that a pass sees: a tree would reach a

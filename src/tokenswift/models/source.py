@@ -24,7 +24,6 @@ from tokenswift.config.sampling import ANSWERS, SamplingParams
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.loader.chat_template import prepare
-from tokenswift.loader.config import named_sampling, usable_sampling
 from tokenswift.loader.ends import end_ids, end_tokens, turn_ends, unnamed_rows
 from tokenswift.loader.find import locate, short_name
 from tokenswift.loader.host import HeadsHost, holds_heads, host_of
@@ -43,6 +42,7 @@ from tokenswift.loader.load import (
     load_tokenizer,
     model_of,
 )
+from tokenswift.loader.named_sampling import named_sampling, usable_sampling
 from tokenswift.loader.opened import Opened, open_files
 from tokenswift.models.base import ComputeIdentity
 from tokenswift.models.decoder import NativeTarget

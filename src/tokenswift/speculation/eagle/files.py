@@ -17,11 +17,11 @@ import torch
 
 from tokenswift.checks import integer_of
 from tokenswift.files import MOST_CONFIG, object_in
-from tokenswift.loader.config import positions_said
 from tokenswift.loader.find import gguf_in
 from tokenswift.loader.gguf import GgufFile, read_tensor
 from tokenswift.loader.gguf_config import positions
 from tokenswift.loader.gguf_names import NUMBER_KEYS
+from tokenswift.loader.positions import positions_said
 from tokenswift.loader.schema import check_numbers, refusal
 from tokenswift.loader.tensors import Entry, dense
 from tokenswift.speculation.eagle.config import (
