@@ -36,7 +36,7 @@ from tokenswift.kernels.cuda.plan import ROW_COUNTS
 from tokenswift.kernels.cuda.products import counts_that_keep_bits, cublas, padded, set_blas_flags
 from tokenswift.kv.passes import Segment
 from tokenswift.loader.layout import HEAD, Layout
-from tokenswift.loader.rope import Rotary
+from tokenswift.loader.rotary import Rotary
 from tokenswift.models.decoder import NativeTarget
 
 NO_CARD = 3  # exit code

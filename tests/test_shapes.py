@@ -9,7 +9,7 @@ import pytest
 import torch
 from beartype.roar import BeartypeCallHintViolation
 
-from tokenswift.loader.rope import Rotary
+from tokenswift.loader.rotary import Rotary
 from tokenswift.sampling.filters import repetition_penalty
 from tokenswift.tree import ancestor_mask, check_tree
 

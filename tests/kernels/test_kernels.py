@@ -21,7 +21,7 @@ from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.packed import Packed
 from tokenswift.kv.cache import Entries, FullCache
 from tokenswift.loader.default_model import cache_dir
-from tokenswift.loader.rope import cos_sin
+from tokenswift.loader.rotary import cos_sin
 from tokenswift.models import target as targets
 
 CPU = torch.device("cpu")

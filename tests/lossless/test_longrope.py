@@ -20,7 +20,8 @@ from tokenswift import LLM, SamplingParams, resume
 from tokenswift.config.loading import LoadConfig
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
-from tokenswift.loader.rope import longrope_magnitude, rotary_of
+from tokenswift.loader.frequencies import longrope_magnitude
+from tokenswift.loader.rope import rotary_of
 from tokenswift.memory import default_length
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.source import FromFiles

@@ -17,7 +17,7 @@ from tokenswift.chat.prompts import Prompt, is_chat
 from tokenswift.config.sampling import settings_of
 from tokenswift.engine.request import Request
 from tokenswift.loader.identity import digest_of, versions
-from tokenswift.loader.rope import Rotary
+from tokenswift.loader.rotary import Rotary
 from tokenswift.runs.folder import RunWriter, load
 from tokenswift.runs.records import (
     LONG_POSITIONS,

@@ -1,13 +1,14 @@
 """The families that the native decoder runs, by the model type of their configs.
 
 There is one decoder, and for each family what sets it apart, as data. To add one: describe it in
-`dense_families` or `mixture_families` and give it an entry here. What describes it (`family.Family`)
-are the fields of its config and their defaults, as its configuration class in transformers has
-them, and the switches that it needs. Numbers that a config may hold (multipliers, caps, windows,
-layers without positions) are read by `layout.layout_of` where the family's defaults name them.
-Where GGUF files of it exist, say what they call it (``gguf``) and its numbers (``gguf_keys``), and
-whether they permute its rows (``gguf_permuted``). Then add it, tiny, to tests/tiny.py: the tests
-hold it against transformers. What no switch expresses stays with transformers.
+`dense_families` or `mixture_families` and give it an entry here. What describes it
+(`family.Family`) are the fields of its config and their defaults, as its configuration class in
+transformers has them, and the switches that it needs. Numbers that a config may hold (multipliers,
+caps, windows, layers without positions) are read by `layout.layout_of` where the family's defaults
+name them. Where GGUF files of it exist, say what they call it (``gguf``) and its numbers
+(``gguf_keys``), and whether they permute its rows (``gguf_permuted``). Then add it, tiny, to
+tests/tiny.py: the tests hold it against transformers. What no switch expresses stays with
+transformers.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.family import FULL, SLIDING, ExpertFields, Family
 from tokenswift.loader.fields import Fields
 from tokenswift.loader.find import MERGED
+from tokenswift.loader.frequencies import longrope_magnitude
 from tokenswift.loader.gguf import GgufFile, short
 from tokenswift.loader.gguf_names import (
     ARCHITECTURES,
@@ -26,7 +27,6 @@ from tokenswift.loader.gguf_names import (
 from tokenswift.loader.gguf_tokenizer import words_of
 from tokenswift.loader.layout import EMBEDDING, HEAD
 from tokenswift.loader.positions import QUERY_SCALE, ROTATED_SHARE, TRAINED_LENGTH
-from tokenswift.loader.rope import longrope_magnitude
 from tokenswift.loader.schema import MOST_HEAD, check_numbers, refusal
 from tokenswift.loader.tensors import DENSE
 from tokenswift.loader.weights import unstored

@@ -25,7 +25,8 @@ from tokenswift.loader.multimodal import has_head, wraps_text
 from tokenswift.loader.named_sampling import named_sampling
 from tokenswift.loader.parts import part_paths
 from tokenswift.loader.plain_tokenizer import PlainTokenizer, read
-from tokenswift.loader.rope import Rotary, rotary_of_config
+from tokenswift.loader.rope import rotary_of_config
+from tokenswift.loader.rotary import Rotary
 from tokenswift.loader.weights import Weights, stored_names, weights_in
 from tokenswift.types import InputError
 

@@ -19,7 +19,7 @@ from tokenswift.kv.cache import FullCache, KVCache, Tail, tail_room
 from tokenswift.kv.passes import FeatureStore, Pass, Segment
 from tokenswift.kv.sparse import OBSERVED
 from tokenswift.loader.layout import Layout, head_width
-from tokenswift.loader.rope import Rotary
+from tokenswift.loader.rotary import Rotary
 from tokenswift.sampling.sampler import Sampler
 from tokenswift.sampling.text_rules import NO_RULES, TextRules
 from tokenswift.types import InputError, OnProgress

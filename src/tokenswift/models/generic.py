@@ -25,7 +25,7 @@ from tokenswift.kernels.packed import Packed
 from tokenswift.kv.passes import Pass, Segment
 from tokenswift.loader.errors import refused_as
 from tokenswift.loader.identity import load_parameter
-from tokenswift.loader.rope import Rotary
+from tokenswift.loader.rotary import Rotary
 from tokenswift.models.base import BaseTarget, HeadRows
 from tokenswift.types import InputError
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tokenswift.kernels.formats import Stored
 from tokenswift.loader.config import ModelConfig
-from tokenswift.loader.rope import Rotary, rotary_of_config
+from tokenswift.loader.rope import rotary_of_config
+from tokenswift.loader.rotary import Rotary
 
 #: layers of the target that features are taken of
 FEATURES = 3

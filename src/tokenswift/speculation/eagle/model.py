@@ -21,7 +21,7 @@ from tokenswift.kernels.weights import LayerWeights, Shape, active_type
 from tokenswift.kv.cache import FullCache
 from tokenswift.kv.memory import Arena
 from tokenswift.kv.passes import Segment
-from tokenswift.loader.rope import AngleTable
+from tokenswift.loader.rotary import AngleTable
 from tokenswift.loader.weights import unstored
 from tokenswift.models.base import BaseTarget
 from tokenswift.sampling.rows import Subset
