@@ -2,7 +2,7 @@
 
     python tools/control_constants.py [SEEDS]
 
-Prints, for half and twice each constant of `speculation.control` and `speculation.costs`, how the
+Prints, for half and twice each constant of `speculation.control`, `speculation.modes` and `speculation.costs`, how the
 tokens a unit of time change: the mean over ten texts, and the worst and the best of them. The steps
 are those of tests/speculation/test_control.py. They show what a constant does to decisions, not how
 fast a machine is.
@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.speculation.test_control import HEADS, Decoder, flat
-from tokenswift.speculation import control, costs
+from tokenswift.speculation import control, costs, modes
 from tokenswift.speculation.control import Control
 from tokenswift.speculation.costs import CostEstimate, Costs
 from tokenswift.speculation.sequence_state import ALONE, BatchLoad
@@ -80,7 +80,7 @@ CHANGES: dict[str, tuple[float, float]] = {
     "_BIAS_MEMORY": (32.0, 128.0),
     "_LEAST_BIAS": (0.1, 0.6),
     "_MOST_BIAS": (1.0, 2.0),
-    "_MOST_ERROR": (1.5, 6.0),
+    "MOST_ERROR": (1.5, 6.0),
     "_MARGIN": (1.0, 1.05),
     "_TRIAL": (2, 8),
     "_TRIAL_RATE": (0.6, 1.0),
@@ -107,7 +107,7 @@ def main() -> None:
     seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 6
     before = mean_rates(seeds)
     for name, values in CHANGES.items():
-        modules = [module for module in (control, costs) if hasattr(module, name)]
+        modules = [module for module in (control, modes, costs) if hasattr(module, name)]
         value = getattr(modules[0], name)
         for changed in values:
             for module in modules:

@@ -11,8 +11,9 @@ import pytest
 
 from tokenswift.sampling.rows import Ranked
 from tokenswift.speculation.calibration import Calibration
-from tokenswift.speculation.control import PLAIN, Control, Drafted
+from tokenswift.speculation.control import Control
 from tokenswift.speculation.costs import CostEstimate, Costs
+from tokenswift.speculation.modes import PLAIN, Drafted
 from tokenswift.speculation.sequence_state import ALONE, BatchLoad
 from tokenswift.tree import CandidateTree
 

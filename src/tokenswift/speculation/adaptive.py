@@ -16,7 +16,7 @@ from tokenswift.memory import Need
 from tokenswift.sampling.rows import Ranked
 from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.calibration import Calibration
-from tokenswift.speculation.control import PLAIN, Control, Drafted, Learnt
+from tokenswift.speculation.control import Control, Learnt
 from tokenswift.speculation.costs import CostEstimate, Costs
 from tokenswift.speculation.drafters.base import (
     Candidate,
@@ -25,6 +25,7 @@ from tokenswift.speculation.drafters.base import (
     Outcome,
     Ranking,
 )
+from tokenswift.speculation.modes import PLAIN, Drafted
 from tokenswift.speculation.sequence_state import ALONE, SequenceState, Strategy
 from tokenswift.tree import CandidateTree
 from tokenswift.types import DraftTree, Step

@@ -13,35 +13,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TypedDict
 
 from tokenswift.speculation.calibration import Calibration
 from tokenswift.speculation.costs import (
     FIRST,
     FIRST_COST,
     KNOTS,
-    SMALLEST_WEIGHT,
     CostEstimate,
     Costs,
     dense_cost,
 )
+from tokenswift.speculation.modes import FIRST_WAIT, MOST_ERROR, PLAIN, ControlRecord, Drafted, Mode
 from tokenswift.speculation.sequence_state import ALONE, BatchLoad
 
-PLAIN = "plain"
 _PLAIN_WORDS = "plain decoding with drafts from the text"
 # Each constant stands with what half of it and twice as much do to tokens a unit of time, in the
 # mean of ten texts of made-up steps (tools/control_constants.py, 24 seeds); ±.2% is noise.
 
 # ---- averages
 _FAST = 1 / 16  # weight of a new value in means of costs and chances: a scale, no difference
-_BIAS_MEMORY = 64.0  # expected drafted tokens that a mode's bias is averaged over: -.1, -.1%
-# the same before any was verified, so that heads that bring nothing are not believed for long: with
-# 8, random tokens at T 1.5 in int8 came at .94 of plain decoding's speed instead of .97
-_FIRST_BIAS_WEIGHT = 4.0
 _FIRST_BIAS = 0.8  # bias of a drafter before any of its tokens was verified: .6 -.3%, 1 +.1%
-_LEAST_BIAS = 0.3  # a guard: rates are divided by it
-_MOST_BIAS = 1.3  # a guard: one lucky step is not believed for long
-_MOST_ERROR = 3.0  # a guard: how many times longer than expected drafting may seem to take
 
 # ---- prices before any was timed
 _FIRST_ASKING = 0.03  # plain passes that asking the free drafters takes: 0, +.1%
@@ -52,7 +43,6 @@ _SLOPE_ROWS = 5  # rows over which the cost of one more is averaged: more than a
 _MARGIN = 1.02  # a mode takes over at this many times the current one's rate: 1 0%, 1.05 +.1%
 _TRIAL = 4  # steps of a trial: -.1, -.1%
 _TRIAL_RATE = 0.8  # part of the current rate that a mode must promise to be tried: 1 -6.3%, .6 -.1%
-_FIRST_WAIT = 16  # steps of the first pause, and between the first trials; then twice as many
 _LAST_WAIT = 1024  # steps between trials at most: a trial of 4 steps takes .4% of them
 _LOAD_TOKENS = 512  # tokens to come that repay filling a partial cache, which takes 135 ms
 # chance of wrong free drafters from which a mode's drafter is always asked, as its price is learnt
@@ -88,106 +78,6 @@ class Learnt:
     first_cost: Callable[[float], float] = dense_cost
 
 
-@dataclass(slots=True)
-class _Mode:
-    """Running means over a mode's steps, and its totals.
-
-    Attributes:
-        tokens: mean of the tokens that a step is expected to yield.
-        rows: mean of the rows of a verify pass.
-        draft: mean of the drafting time of a step, in plain passes.
-        pass_cost: time of one draft pass, in plain passes; 0 for modes without draft passes.
-        next_trial: number of the step from which it may be tried.
-        wait: steps from its next trial to the one after.
-        steps: number of its steps.
-        learnt: number of the steps in the means.
-        total_tokens: tokens of all its steps.
-        total_nodes: nodes below the root in all its steps.
-        bias: accepted ÷ expected drafted tokens.
-        bias_weight: expected drafted tokens that the bias is averaged over.
-    """
-
-    tokens: float
-    rows: float
-    draft: float
-    pass_cost: float = 0.0
-    next_trial: int = FIRST + 1
-    wait: int = _FIRST_WAIT
-    steps: int = 0
-    learnt: int = 0
-    total_tokens: int = 0
-    total_nodes: int = 0
-    bias: float = 1.0
-    bias_weight: float = _FIRST_BIAS_WEIGHT
-
-    def observe_draft(self, expected: float, rows: int) -> float:
-        """Learn what a step would draft; returns the weight of that in the means."""
-        weight = max(SMALLEST_WEIGHT, 1 / (self.learnt + 3))
-        self.learnt += 1
-        self.tokens += weight * (expected - self.tokens)
-        self.rows += weight * (rows - self.rows)
-        return weight
-
-    def learn(self, expected: float, tokens: int, rows: int, draft: float | None) -> None:
-        """Learn from a step; ``draft`` is its drafting time, None where that is not typical."""
-        weight = self.observe_draft(expected, rows)
-        if draft is not None:
-            most = _MOST_ERROR * self.draft + 0.1  # the machine was busy for a moment
-            self.draft += weight * (min(draft, most) - self.draft)
-        self.update_bias(expected - 1, tokens - 1)
-
-    def update_bias(self, expected: float, accepted: int) -> None:
-        """Learn the bias from a step's drafted tokens."""
-        self.bias_weight = max(expected, min(_BIAS_MEMORY, self.bias_weight + expected))
-        error = accepted - expected * self.bias
-        bias = self.bias + error / self.bias_weight
-        self.bias = min(_MOST_BIAS, max(_LEAST_BIAS, bias))
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """How a step's tree was drafted.
-
-    Attributes:
-        mode: the mode of the step.
-        expected: tokens that the step is expected to yield.
-        rows: nodes, the root included.
-        passes: draft passes made for it.
-        levels: levels of heads run for it.
-        loaded: a cache was filled meanwhile, so its drafting time is not typical.
-    """
-
-    mode: str = PLAIN
-    expected: float = 1.0
-    rows: int = 1
-    passes: int = 0
-    levels: int = 0
-    loaded: bool = False
-
-
-class ModeRecord(TypedDict):
-    """A mode in a report: its steps, and the tokens and nodes below the root of all of them."""
-
-    steps: int
-    tokens: int
-    nodes: int
-
-
-class ControlRecord(TypedDict):
-    """A report of adaptive drafting, for JSON.
-
-    Attributes:
-        summary: a sentence on what was used.
-        gain: the speed-up over plain decoding at the measured time of a plain pass; None where too
-            few of these were timed.
-        modes: what each mode that was used came to.
-    """
-
-    summary: str
-    gain: float | None
-    modes: dict[str, ModeRecord]
-
-
 class Control:
     """Chooses the mode of every step, and knows the costs.
 
@@ -219,9 +109,9 @@ class Control:
         self.load = ALONE
         self.remaining: int | None = None
         plain_bias = self.biases.get(PLAIN, 1.0)
-        self.modes = {PLAIN: _Mode(tokens=1.0, rows=1, draft=_FIRST_ASKING, bias=plain_bias)}
+        self.modes = {PLAIN: Mode(tokens=1.0, rows=1, draft=_FIRST_ASKING, bias=plain_bias)}
         for name, estimate in estimates.items():
-            self.modes[name] = _Mode(
+            self.modes[name] = Mode(
                 tokens=estimate.tokens,
                 rows=estimate.rows,
                 draft=estimate.draft_cost,
@@ -241,7 +131,7 @@ class Control:
         self._last_bare = 0  # the last step that was the second without a draft in a row
         self.last = Drafted()
         self._idle = 0  # steps without a draft
-        self._next_pause = _FIRST_WAIT  # its length in steps
+        self._next_pause = FIRST_WAIT  # its length in steps
         self._plain_ms = 0.0  # what plain decoding would have taken for these tokens
         self._spent_ms = 0.0
 
@@ -350,7 +240,7 @@ class Control:
         drafts = self.current != PLAIN or (tree.mode == PLAIN and tree.rows > 1)
         if drafts:
             self._idle = 0
-            self._next_pause = _FIRST_WAIT
+            self._next_pause = FIRST_WAIT
         elif tree.mode == PLAIN and not self.timing_plain:  # neither on trial nor timing a pass
             self._idle += 1
         self.last = tree
@@ -399,7 +289,7 @@ class Control:
     def _learn_draft_costs(self, ratio: float) -> None:
         """Learn the cost of a level of heads, or of a draft pass, from the last step, whose levels
         and passes took ``ratio`` times as long as they were expected to."""
-        ratio = min(_MOST_ERROR, max(1 / _MOST_ERROR, ratio))
+        ratio = min(MOST_ERROR, max(1 / MOST_ERROR, ratio))
         if self.last.levels:
             self.level *= 1 + _FAST * (ratio - 1)
         if self.last.passes:
@@ -429,7 +319,7 @@ class Control:
             },
         }
 
-    def _summary(self, used: Mapping[str, _Mode]) -> str:
+    def _summary(self, used: Mapping[str, Mode]) -> str:
         """The modes that were used, the most frequent first, and the nodes of a step."""
         words = {name: estimate.words for name, estimate in self.estimates.items()}
         words[PLAIN] = _PLAIN_WORDS

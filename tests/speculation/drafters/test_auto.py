@@ -15,12 +15,13 @@ from tests.speculation.drafters.scripted import scripted_model
 from tests.speculation.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
-from tokenswift.speculation.control import PLAIN, Control
+from tokenswift.speculation.control import Control
 from tokenswift.speculation.drafters.draft_model import MODEL
 from tokenswift.speculation.drafters.heads import HIDDEN
 from tokenswift.speculation.drafters.partial import PARTIAL
 from tokenswift.speculation.heads.config import HeadsConfig
 from tokenswift.speculation.heads.modules import Heads
+from tokenswift.speculation.modes import PLAIN
 from tokenswift.speculation.sequence_state import BatchLoad
 
 

@@ -30,9 +30,10 @@ from tokenswift.loader.weights import unstored
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.generic import GenericTarget
 from tokenswift.models.target import backend_for
-from tokenswift.speculation.control import PLAIN, Control
+from tokenswift.speculation.control import Control
 from tokenswift.speculation.eagle import model as eagle_model
 from tokenswift.speculation.eagle.features import Features
+from tokenswift.speculation.modes import PLAIN
 from tokenswift.speculation.sequence_state import BatchLoad
 
 
