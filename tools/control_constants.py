@@ -2,7 +2,7 @@
 
     python tools/control_constants.py [SEEDS]
 
-Prints, for half and twice each constant of `speculation.control`, `speculation.modes` and `speculation.costs`, how the
+Prints, for half and twice each constant of control, modes and costs in `speculation`, how the
 tokens a unit of time change: the mean over ten texts, and the worst and the best of them. The steps
 are those of tests/speculation/test_control.py. They show what a constant does to decisions, not how
 fast a machine is.

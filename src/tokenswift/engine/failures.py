@@ -1,8 +1,10 @@
-"""Errors that outlive what failed: kept with what was said, without what was in memory."""
+"""Errors of generations: what callers see of them, and keep without what was in memory."""
 
 from __future__ import annotations
 
 import traceback
+
+import torch
 
 from tokenswift.types import InputError, RunError
 
@@ -32,3 +34,16 @@ def without_frames(error: BaseException) -> None:
             one.add_note(f"It was raised here:\n{places}")
         traceback.clear_frames(one.__traceback__)
         one.__traceback__ = None
+
+
+def failure(error: BaseException) -> Exception:
+    """The exception that callers see for an error of a generation."""
+    if isinstance(error, torch.OutOfMemoryError):
+        ways = "fewer or shorter texts, or weights of fewer bits (weights=q8_0)"
+        run_error = RunError(f"out of memory; valid: {ways}")
+    elif isinstance(error, Exception):
+        return error
+    else:
+        run_error = RunError(f"generation failed ({error!r})")  # a callback's sys.exit, say
+    run_error.__cause__ = error
+    return run_error

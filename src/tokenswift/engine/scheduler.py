@@ -22,11 +22,11 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tokenswift.checks import check_integer, counted
-from tokenswift.engine.failures import QueueFull
+from tokenswift.engine.failures import QueueFull, failure
 from tokenswift.engine.figures import Figures
 from tokenswift.engine.prefix_cache import PrefixCache
 from tokenswift.engine.request import SHARED_STRATEGIES, Request
-from tokenswift.engine.sequence import Sequence, failure
+from tokenswift.engine.sequence import Sequence
 from tokenswift.engine.step import step
 from tokenswift.engine.ticket import Ticket, TicketState
 from tokenswift.speculation.eagle.features import Features

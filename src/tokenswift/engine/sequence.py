@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Generator
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,22 +17,22 @@ import torch
 from tokenswift.chat.prompts import is_chat
 from tokenswift.checks import check_tokens, counted
 from tokenswift.engine.detokenize import LoopGuard, TextStream, begins_turn, context_of
+from tokenswift.engine.failures import failure
 from tokenswift.engine.litany import LitanyGuard
 from tokenswift.engine.prefix_cache import PrefixCache
 from tokenswift.engine.prompts import encode
 from tokenswift.engine.request import Request
+from tokenswift.engine.request_sampler import sampler_of, stop_ids
 from tokenswift.engine.run_journal import is_long_run, journalled_prompt, open_journal
 from tokenswift.engine.step import prefill, step
 from tokenswift.memory import check_run, default_length, needs_of
 from tokenswift.metrics import PREFILL
 from tokenswift.models.target import Target
 from tokenswift.runs.records import End, EndReason, Progress, RunState
-from tokenswift.sampling.sampler import Sampler
-from tokenswift.sampling.text_rules import rules_of
 from tokenswift.speculation.methods import STRATEGIES, drafts_from
 from tokenswift.speculation.resources import Resources
 from tokenswift.speculation.sequence_state import SequenceState
-from tokenswift.types import SOURCES, Generation, InputError, Logprob, RunError, Step
+from tokenswift.types import SOURCES, Generation, InputError, Logprob, Step
 
 logger = logging.getLogger("tokenswift")
 
@@ -357,45 +357,3 @@ def length_of(request: Request, target: Target, prompt_tokens: int) -> int:
         length = default_length(target, is_chat(request.prompt), prompt_tokens)
     target.check_room(prompt_tokens + length)
     return length
-
-
-def stop_ids(request: Request) -> tuple[tuple[int, ...], ...]:
-    """The token ids that end a request's text, one tuple for each way."""
-    return tuple(tuple(stop) for stop in request.stop if not isinstance(stop, str))
-
-
-def sampler_of(
-    resources: Resources, request: Request, prompt_tokens: int, eos: Collection[int]
-) -> Sampler:
-    """The choice rule of a request's text, with the masks of its grammar.
-
-    Args:
-        resources: the model.
-        request: the request.
-        prompt_tokens: length of the prompt.
-        eos: token ids that end the text.
-    Raises:
-        InputError: settings that the model or its tokenizer does not have.
-    """
-    target = resources.target
-    params = request.sampling
-    single_stops = (ids[0] for ids in stop_ids(request) if len(ids) == 1)
-    ends = {*eos, *single_stops}
-    rules = rules_of(params, resources.source.tokenizer, target.vocab_size, prompt_tokens, ends)
-    sampler = target.sampler(params, rules)
-    if params.grammar is not None:
-        sampler.masks = resources.grammars.masks(params.grammar, prompt_tokens)
-    return sampler
-
-
-def failure(error: BaseException) -> Exception:
-    """The exception that callers see for an error of a generation."""
-    if isinstance(error, torch.OutOfMemoryError):
-        ways = "fewer or shorter texts, or weights of fewer bits (weights=q8_0)"
-        run_error = RunError(f"out of memory; valid: {ways}")
-    elif isinstance(error, Exception):
-        return error
-    else:
-        run_error = RunError(f"generation failed ({error!r})")  # a callback's sys.exit, say
-    run_error.__cause__ = error
-    return run_error
