@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import partial
@@ -23,9 +22,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tokenswift.checks import check_integer, counted
 from tokenswift.engine.failures import QueueFull, failure
+from tokenswift.engine.fairness import NEW_WEIGHT, Owners, SharedTime
 from tokenswift.engine.figures import Figures
+from tokenswift.engine.masks_ahead import MasksAhead
 from tokenswift.engine.prefix_cache import PrefixCache
-from tokenswift.engine.request import SHARED_STRATEGIES, Request
+from tokenswift.engine.request import Request
 from tokenswift.engine.sequence import Sequence
 from tokenswift.engine.step import step
 from tokenswift.engine.ticket import Ticket, TicketState
@@ -45,7 +46,6 @@ PREFILL_STEPS = 1.5  # time of a prefill chunk in steps, while sequences decode
 PREFILL_SECONDS = 0.5  # seconds of a prefill chunk while none does; new requests wait for it
 MASK_SECONDS = 0.02  # until new work is looked for while a mask is being made
 MIN_PREFILL = 4  # tokens of a prefill chunk at least
-_NEW_WEIGHT = 1 / 8  # weight of a new time in a running mean
 
 
 class Scheduler(AbstractContextManager["Scheduler"]):
@@ -79,19 +79,17 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         self._resources = llm if isinstance(llm, Resources) else llm.resources
         self._prefixes = PrefixCache.for_model(self._resources.target)
         self._budget = 0  # bytes for all admitted sequences
-        self._last_turns: dict[str, int] = {}  # by owner: number of the last admission
+        self._owners = Owners()
         self._changed = Condition()  # guards the tickets and figures; notified on changes
         self._tickets: list[Ticket] = []
         self.is_closed = False
         self._totals: Counter[str] = Counter()  # by the names of `Figures`
         self._rows = 0  # of the last verify pass
-        self._mask_maker: ThreadPoolExecutor | None = None
-        self._masks: dict[int, Future[None]] = {}  # masks being made, by their tickets' ids
+        self._masks = MasksAhead()
         self._prefills = 0  # prefill chunks so far
         self._step_seconds = 0.0  # running mean
         self._prefill_speed = 0.0  # tokens per second, running mean
-        self._shared_seconds = 0.0  # running mean of a step without fixed strategies
-        self._owed_seconds = 0.0  # that those with fixed strategies have taken from the others
+        self._shared_time = SharedTime()
         self._last_progress = monotonic()  # time of the last step, prefill chunk or end
         self._thread = Thread(target=self._work, name="tokenswift-scheduler", daemon=True)
         self._thread.start()
@@ -218,8 +216,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
                 self.is_closed = True  # before the others are ended, so that none is added
             for ticket in list(self._tickets):
                 self._end(ticket, "failed", error)
-        if self._mask_maker is not None:
-            self._mask_maker.shutdown(cancel_futures=True)
+        self._masks.close()
         self._prefixes.clear()
 
     def _wait_for_work(self) -> bool:
@@ -235,8 +232,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         return not is_closed
 
     def _admit(self) -> None:
-        """Admit waiting sequences while there is room: first of the owner with the fewest admitted
-        ones, then of the one whose last admission is longest ago."""
+        """Admit waiting sequences while there is room, their owners in turn."""
         while True:
             admitted = self._in_state("reading", "running")
             if len(admitted) >= self.at_once:
@@ -245,25 +241,15 @@ class Scheduler(AbstractContextManager["Scheduler"]):
                 waiting = self._in_state("waiting")
             if not waiting:
                 return
-            ticket = self._next_in_turn(waiting, admitted)
+            ticket = self._owners.next_of(waiting, admitted)
             try:
                 if not self._fits(ticket.sequence):
                     return
             except BaseException as error:
                 self._fail(ticket, error)
                 continue
-            self._last_turns[ticket.sequence.owner] = max(self._last_turns.values(), default=0) + 1
+            self._owners.record_admission(ticket)
             ticket.state = "reading"
-
-    def _next_in_turn(self, waiting: list[Ticket], admitted: list[Ticket]) -> Ticket:
-        """The first waiting ticket of the owner whose turn it is."""
-        admitted_by_owner = Counter(ticket.sequence.owner for ticket in admitted)
-
-        def rank(ticket: Ticket) -> tuple[int, int]:
-            owner = ticket.sequence.owner
-            return admitted_by_owner[owner], self._last_turns.get(owner, 0)
-
-        return min(waiting, key=rank)
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether one more sequence fits the memory; cached prefixes are dropped for it.
@@ -317,13 +303,13 @@ class Scheduler(AbstractContextManager["Scheduler"]):
     def _step(self) -> None:
         """One step of the running sequences whose turn it is, but for those whose masks are being
         made."""
-        tickets = [ticket for ticket in self._turn() if self._has_mask(ticket)]
+        turn = self._shared_time.turn(self._in_state("running"))
+        tickets = [ticket for ticket in turn if self._masks.is_ready(ticket)]
         if not tickets:
             idle = not self._in_state("reading")
-            wait(self._masks.values(), MASK_SECONDS * idle, FIRST_COMPLETED)
+            self._masks.wait(MASK_SECONDS * idle)
             return
-        has_fixed = any(_is_fixed(ticket) for ticket in tickets)
-        has_others = not all(_is_fixed(ticket) for ticket in tickets)
+        self._shared_time.begin_step(tickets)
         begun = perf_counter()
         sequences = [ticket.sequence for ticket in tickets]
         for ticket, result in zip(tickets, step(sequences), strict=True):
@@ -331,39 +317,8 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         self._rows = sum(sequence.rows for sequence in sequences)
         self._count(passes=1)
         seconds = perf_counter() - begun
-        self._step_seconds += _NEW_WEIGHT * (seconds - self._step_seconds)
-        if has_fixed and has_others:
-            self._owed_seconds += max(0.0, seconds - self._shared_seconds)
-        elif has_others:
-            self._owed_seconds = max(0.0, self._owed_seconds - seconds)
-            mean = self._shared_seconds or seconds
-            self._shared_seconds = mean + _NEW_WEIGHT * (seconds - mean)
-
-    def _turn(self) -> list[Ticket]:
-        """The running sequences that take the next step: all, or those that draft less the more
-        share a pass, while the others have taken more time from them than they have had since."""
-        running = self._in_state("running")
-        others = [ticket for ticket in running if not _is_fixed(ticket)]
-        if len(others) in (0, len(running)):
-            self._owed_seconds = 0.0
-        return others if self._owed_seconds > 0 else running
-
-    def _has_mask(self, ticket: Ticket) -> bool:
-        """Whether a sequence can take a step at once. Where its grammar's masks take long, the next
-        one is made by a thread of its own, so that the other sequences go on."""
-        masks = ticket.sequence.sampler.masks
-        number = id(ticket)
-        if number in self._masks:
-            if not self._masks[number].done():
-                return False
-            del self._masks[number]  # what went wrong, the step meets again
-            return True
-        if masks is None or not masks.is_slow:
-            return True
-        if self._mask_maker is None:
-            self._mask_maker = ThreadPoolExecutor(1, "tokenswift-masks")
-        self._masks[number] = self._mask_maker.submit(masks.prepare, ticket.sequence.tokens)
-        return False
+        self._step_seconds += NEW_WEIGHT * (seconds - self._step_seconds)
+        self._shared_time.end_step(seconds)
 
     def _add_step(self, ticket: Ticket, result: Step | Exception) -> None:
         """Record one sequence's part of a step, and deliver it."""
@@ -411,7 +366,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
             error = error or fault
         if result is not None and outcome == "cancelled":
             result = replace(result, finish_reason="cancelled")
-        self._masks.pop(id(ticket), None)
+        self._masks.forget(ticket)
         with self._changed:
             self._tickets = [other for other in self._tickets if other is not ticket]
         self._count(**{outcome: 1})
@@ -425,8 +380,3 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         with self._changed:
             self._last_progress = monotonic()
             self._totals.update(numbers)
-
-
-def _is_fixed(ticket: Ticket) -> bool:
-    """Whether a sequence drafts what its strategy is set to, however many share the pass."""
-    return ticket.sequence.request.strategy not in SHARED_STRATEGIES
