@@ -11,6 +11,7 @@ from tokenswift.kernels.base import Backend
 from tokenswift.kernels.check import BEFORE, HIDDEN, MIXTURE, TAIL, Case, keeps_bits
 from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.cpu.layer_structs import check_sizes, layers_of
 from tokenswift.kernels.formats import FORMATS
 from tokenswift.kernels.mixture import routes_of
 from tokenswift.kernels.packed import Packed

@@ -62,7 +62,7 @@ class KVCache:
         tail: the entries of layers with sliding windows, which are then not in ``data``; None: all
             are in it.
         is_long: whether its keys are rotated by the model's frequencies for long texts, where it
-            has such (`loader.rope.Rotary`).
+            has such (`loader.rotary.Rotary`).
     """
 
     entries: Entries

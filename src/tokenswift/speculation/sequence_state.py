@@ -100,7 +100,7 @@ class SequenceState:
             owner.
         is_wanted: False once it is cancelled; asked between draft passes.
         is_long: whether its keys are rotated by the frequencies of long texts
-            (`loader.rope.Rotary.is_long`).
+            (`loader.rotary.Rotary.is_long`).
         top_logprobs: report log-probabilities, with so many of the likeliest tokens; None: report
             none.
         observe_seconds: what its strategy took to learn from the last step.
