@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from tokenswift.config.loading import LoadConfig
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.batch import Batch, LayerFeatures, LayerPass, check_ids
-from tokenswift.kernels.weights import LayerWeights, Packed, Shape, active_type
+from tokenswift.kernels.packed import Packed
+from tokenswift.kernels.weights import LayerWeights, Shape, active_type
 from tokenswift.kv.passes import Pass, Segment
-from tokenswift.loader.families import GELU
+from tokenswift.loader.family import GELU
 from tokenswift.loader.layout import EMBEDDING, HEAD, NORM, Layout, layout_of
-from tokenswift.loader.rope import AngleTable, Rotary
+from tokenswift.loader.rotary import AngleTable, Rotary
 from tokenswift.loader.weights import ModuleWeights
 from tokenswift.models.base import BaseTarget, HeadRows
 from tokenswift.models.key_types import TOKENS as KEY_TOKENS

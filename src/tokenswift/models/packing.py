@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats import Stored
-from tokenswift.kernels.weights import ExpertWeights, LayerWeights, Mixture, Packed
+from tokenswift.kernels.packed import Packed
+from tokenswift.kernels.weights import ExpertWeights, LayerWeights, Mixture
 from tokenswift.kv.memory import Arena
 from tokenswift.loader.experts import (
     DOWN,
