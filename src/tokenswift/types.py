@@ -134,6 +134,8 @@ class Step:
         text: new text, complete characters only ("" inside the decode loop).
         chars: number of characters of ``text`` that each new token completed; the end may add more.
         logprobs: of each new token, where they were asked for.
+        prompt_logprobs: of each token of the prompt, in the first step, where they were asked for;
+            None for the first token, which nothing predicts.
         times: seconds by phase (draft, verify, choose, commit, observe); not compared.
     """
 
@@ -146,6 +148,7 @@ class Step:
     text: str = ""
     chars: tuple[int, ...] = ()
     logprobs: tuple[Logprob, ...] = ()
+    prompt_logprobs: tuple[Logprob | None, ...] = ()
     times: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
@@ -239,6 +242,8 @@ class Generation:
             model NAME", several of them with commas, or "none".
         token_sources: number of new tokens by source, see :data:`SOURCES`.
         logprobs: of each new token, where they were asked for; else [].
+        prompt_logprobs: of each token of the prompt, None for the first, where they were asked for;
+            else []. They are the model's own: before penalties, temperature and filters.
     """
 
     token_ids: list[int]
@@ -252,6 +257,7 @@ class Generation:
     draft_source: str = "none"
     token_sources: dict[str, int] = field(default_factory=dict)
     logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: list[Logprob | None] = field(default_factory=list)
 
 
 def distinct(tokens: Sequence[int], n: int) -> float:

@@ -49,6 +49,7 @@ class SharedArguments(SamplingArguments, total=False):
     stop: str | Sequence[str | Sequence[int]]
     on_loop: OnLoop
     logprobs: int | None
+    prompt_logprobs: int | None
     response_format: Mapping[str, object] | type | Grammar | None
     template_options: Mapping[str, object] | None
     on_progress: OnProgress | None

@@ -24,7 +24,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 #: fields of a record that are arguments of a request
 ARGUMENTS = ("max_new_tokens", "ignore_eos", "stop", *SAMPLING)
 FIELDS = ("id", "prompt", "messages", *ARGUMENTS)
-NOT_WRITTEN = ("metrics", "logprobs")  # of a generation: the figures stand by themselves
+#: of a generation: the figures stand by themselves
+NOT_WRITTEN = ("metrics", "logprobs", "prompt_logprobs")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Literal, Unpack
 
 from tokenswift.chat import Reply, tools_of
 from tokenswift.chat.prompts import Prompt
-from tokenswift.checks import check_callback
+from tokenswift.checks import check_callback, check_integer
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.config.strategies import Strategy
 from tokenswift.engine.arguments import GenerationArguments, SharedArguments, shows
@@ -125,6 +125,8 @@ class LLM(OpenedModel):
                 folder holds this very run already (see docs/runs.md).
             logprobs (int): tell each new token's log-probability and those of so many of the
                 likeliest, 0 to 20 (`Logprob`, kept by no journal).
+            prompt_logprobs (int): the same of the prompt's tokens, as the model itself has them, in
+                ``result.prompt_logprobs``; None for the first token. No prefilled prompt is used.
             response_format (dict | Grammar): what the text has to be like, in OpenAI's form, or a
                 `Grammar` (the sampling's ``grammar``; see docs/grammars.md).
             template_options (dict): variables of the chat template, such as
@@ -233,19 +235,22 @@ class LLM(OpenedModel):
         sampling: SamplingParams | None = None,
         *,
         at_once: int | Literal["auto"] = "auto",
+        n: int = 1,
         on_result: Callable[[int, Generation], None] | None = None,
         **options: Unpack[SharedArguments],
     ) -> list[Generation]:
         """Generate after several prompts, concurrently; the results are in the order of the
         prompts.
 
-        Each result is, token by token, what `generate` returns for its prompt alone. All are
+        Each result is, token by token, what `generate` returns for its prompt and seed alone. All are
         checked first.
 
         Args:
             prompts: a list, each entry as `generate` takes it (a chat is a list of messages).
             at_once: concurrent texts at most; "auto": as many as the memory holds, and pay.
-            on_result: called after each prompt with its index and its result, in the order in which
+            n: texts of each prompt, which stand together in the results: the first with the seed of
+                the sampling, the next with the seed after it, and so on.
+            on_result: called after each text with its index and its result, in the order in which
                 they end, for progress::
 
                     llm.generate_many(prompts, on_result=lambda i, r: print("done:", prompts[i]))
@@ -277,6 +282,8 @@ class LLM(OpenedModel):
             )
             for prompt, ids in zip(prompts, encoded, strict=True)
         ]
+        check_integer("n", n, 1)
+        requests = [request.with_sample(number) for request in requests for number in range(n)]
         return generate_all(resources, requests, at_once, on_result)
 
     def prefill(self, prompt: Prompt) -> Prefilled:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Unpack
 
 from tokenswift.chat.prompts import Prompt
-from tokenswift.checks import check_callback, keep_field, meant, shown
+from tokenswift.checks import LARGEST, check_callback, keep_field, meant, shown
 from tokenswift.config.fields import Between, check_fields
 from tokenswift.config.sampling import (
     SamplingParams,
@@ -23,6 +23,7 @@ from tokenswift.loader.chat_template import check_template_options
 from tokenswift.types import InputError, OnProgress
 
 LOGPROBS = Between(0, 20, "an integer from 0 to 20, or None")  # as OpenAI's interface has it
+SEEDS = LARGEST + 1  # seeds of the sampler
 SAMPLING = tuple(one.name for one in fields(SamplingParams))
 INNER = ("conversation_digest", "new_turn")  # fields of a request that no caller sets
 #: strategies that draft less the more texts share a pass; the others draft what they are set to
@@ -55,6 +56,7 @@ class Request:
     run_dir: str | os.PathLike[str] | None = None
     on_progress: OnProgress | None = None
     logprobs: Annotated[int | None, LOGPROBS] = None
+    prompt_logprobs: Annotated[int | None, LOGPROBS] = None
     template_options: Mapping[str, object] | None = None
     conversation_digest: str | None = None
     new_turn: bool = False
@@ -107,6 +109,7 @@ class Request:
             run_dir=options.get("run_dir"),
             on_progress=options.get("on_progress"),
             logprobs=options.get("logprobs"),
+            prompt_logprobs=options.get("prompt_logprobs"),
             template_options=options.get("template_options"),
         )
 
@@ -127,10 +130,15 @@ class Request:
                     f"run_dir is {shown(self.run_dir)}; valid: None, or the path of a folder"
                 )
             keep_field(self, "run_dir", Path(self.run_dir))
-        if self.logprobs is not None and self.run_dir is not None:
-            raise InputError(
-                "logprobs are not kept in a run_dir; valid: one of the two", "logprobs"
-            )
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None and self.run_dir is not None:
+                raise InputError(f"{name} are not kept in a run_dir; valid: one of the two", name)
+
+    def with_sample(self, number: int) -> Request:
+        """The request of another text of the same prompt: its seed is so many after this one's,
+        and the largest is followed by 0."""
+        seed = (self.sampling.seed + number) % SEEDS
+        return replace(self, sampling=replace(self.sampling, seed=seed))
 
     def _check_grammar(self) -> None:
         """Refuse what cannot be had beside a grammar.

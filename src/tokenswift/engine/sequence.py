@@ -20,6 +20,7 @@ from tokenswift.engine.detokenize import LoopGuard, TextStream, begins_turn, con
 from tokenswift.engine.failures import failure
 from tokenswift.engine.litany import LitanyGuard
 from tokenswift.engine.prefix_cache import PrefixCache
+from tokenswift.engine.prompt_logprobs import PromptLogprobs
 from tokenswift.engine.prompts import encode
 from tokenswift.engine.request import Request
 from tokenswift.engine.request_sampler import sampler_of, stop_ids
@@ -55,6 +56,7 @@ class Sequence(SequenceState):
         new_tokens: generated token ids up to the end of the text.
         sources: number of them by the source that drafted them.
         logprobs: log-probabilities of each, if requested.
+        prompt_logprobs: those of the prompt's tokens; None: they are not requested.
         finish_reason: why the text ended; None until then.
         tail: text that was held back until the end.
         new_turn: whether the text is a turn of its own, and does not go on from the prompt's.
@@ -96,6 +98,10 @@ class Sequence(SequenceState):
             is_long=is_long_run(target.rotary, request, len(prompt) + length),
         )
         self.top_logprobs = request.logprobs
+        self.prompt_logprobs: PromptLogprobs | None = None
+        if request.prompt_logprobs is not None:
+            self.prompt_logprobs = PromptLogprobs(target, prompt, request.prompt_logprobs)
+            self.on_hidden = self.prompt_logprobs.take
         self.heads, self.draft_source = drafts_from(resources, request.strategy, request.options)
         self.prefixes = prefixes
         self.check_memory(spare)
@@ -156,7 +162,9 @@ class Sequence(SequenceState):
         with self.meter.phase(PREFILL):
             if self.features is None and self.request.strategy == "auto":
                 self.features = self.resources.features()
-            cache = None if self.prefixes is None else self.prefixes.fork_longest(self, capacity)
+            cache = None
+            if self.prefixes is not None and self.prompt_logprobs is None:  # which need each row
+                cache = self.prefixes.fork_longest(self, capacity)
             if cache is None:
                 cache = self.model.new_cache(capacity, is_long=self.is_long)
             self.full_cache = cache
@@ -180,6 +188,8 @@ class Sequence(SequenceState):
             text="".join(pieces),
             chars=tuple(map(len, pieces)),
         )
+        if self.prompt_logprobs is not None and count == len(self.new_tokens):  # the first step
+            step = replace(step, prompt_logprobs=tuple(self.prompt_logprobs.records))
         self.sources.update(step.sources)
         self.logprobs += step.logprobs
         self._pieces.append(step.text)
@@ -289,6 +299,7 @@ class Sequence(SequenceState):
             draft_source=self.draft_source,
             token_sources=dict(self.sources),
             logprobs=self.logprobs,
+            prompt_logprobs=[] if self.prompt_logprobs is None else self.prompt_logprobs.records,
         )
 
     # ---- a resumed run ---------------------------------------------------------------------------

@@ -281,6 +281,7 @@ def prefill(
             report,
             is_last=end > prefill_end - OBSERVED,
             features=sequence.features,
+            on_hidden=sequence.on_hidden,
         )
         _set_last_pass(sequence, result, start)
         if rows is not None:

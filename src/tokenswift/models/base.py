@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias, TypedDict
 
@@ -34,6 +34,8 @@ class ComputeIdentity(TypedDict, total=False):
     int16_keys: str
 
 
+#: told of the rows of a prompt: the position of the first, and their hidden states (n, D)
+OnHidden: TypeAlias = Callable[[int, Tensor], None]
 #: rows of an LM head, packed for drafting by the target that they are of
 HeadRows: TypeAlias = Packed | Tensor
 
@@ -133,6 +135,7 @@ class BaseTarget(ABC):
         on_progress: OnProgress | None = None,
         is_last: bool = True,
         features: FeatureStore | None = None,
+        on_hidden: OnHidden | None = None,
     ) -> Pass:
         """Run tokens of the prompt in chunks of :attr:`prefill_chunk`, and commit them.
 
@@ -145,6 +148,8 @@ class BaseTarget(ABC):
                 each.
             is_last: the prompt ends with these tokens; otherwise no queries are kept.
             features: keeps the features of all tokens.
+            on_hidden: called after each chunk with the position of its first token, and the hidden
+                states of its rows.
 
         Raises:
             ValueError: no tokens.
@@ -165,6 +170,8 @@ class BaseTarget(ABC):
             result = self._run([segment], keep_queries=start == observed_start)[0]
             if features is not None and result.features is not None:
                 features.take(cache.length, result.features)
+            if on_hidden is not None:
+                on_hidden(cache.length, result.hidden)
             cache.commit(tuple(range(len(rows))))
             report("prompt", end, length)
         return result

@@ -172,18 +172,7 @@ class Sampler:
     ) -> tuple[Logprob, ...]:
         """Log-probability of each row's token after ``history + path``, and of the ``top``
         likeliest."""
-        logprobs = self.scores(logits, history, paths).to(torch.float32).log_softmax(-1)
-        chosen = logprobs.gather(1, torch.tensor(tokens, device=logprobs.device)[:, None])
-        better = (logprobs > chosen).sum(-1).tolist()
-        best = logprobs.topk(min(top, logprobs.shape[-1]), dim=-1)
-        best_tokens = best.indices.tolist()
-        best_values = best.values.tolist()
-        records = []
-        for row, value in enumerate(chosen.squeeze(1).tolist()):
-            pairs = zip(best_tokens[row], best_values[row], strict=True)
-            likeliest = tuple(pair for pair in pairs if pair[1] > -math.inf)
-            records.append(Logprob(value, likeliest, 1 + better[row]))
-        return tuple(records)
+        return logprobs_of(self.scores(logits, history, paths), tokens, top)
 
     def scores(
         self,
@@ -258,6 +247,26 @@ class Sampler:
         if len(set(positions)) == 1:
             return self.noise.at(positions[0])[None]
         return torch.stack([self.noise.at(position) for position in positions])
+
+
+def logprobs_of(scores: Float[Tensor, "n V"], tokens: list[int], top: int) -> tuple[Logprob, ...]:
+    """Log-probability of each row's token, and of the ``top`` likeliest.
+
+    Args:
+        scores: log-scores up to a constant, -inf for tokens that cannot come.
+    """
+    logprobs = scores.to(torch.float32).log_softmax(-1)
+    chosen = logprobs.gather(1, torch.tensor(tokens, device=logprobs.device)[:, None])
+    better = (logprobs > chosen).sum(-1).tolist()
+    best = logprobs.topk(min(top, logprobs.shape[-1]), dim=-1)
+    best_tokens = best.indices.tolist()
+    best_values = best.values.tolist()
+    records: list[Logprob] = []
+    for row, value in enumerate(chosen.squeeze(1).tolist()):
+        pairs = zip(best_tokens[row], best_values[row], strict=True)
+        likeliest = tuple(pair for pair in pairs if pair[1] > -math.inf)
+        records.append(Logprob(value, likeliest, 1 + better[row]))
+    return tuple(records)
 
 
 def finite_or_raise(best: Float[Tensor, " m"], scores: Float[Tensor, "m V"], position: int) -> None:

@@ -23,7 +23,7 @@ from tokenswift.engine.arguments import CallArguments, call_arguments
 from tokenswift.engine.failures import QueueFull
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.prompts import chat_request, encode, request_for
-from tokenswift.engine.request import Request
+from tokenswift.engine.request import SEEDS, Request
 from tokenswift.grammar import Grammar
 from tokenswift.serve.items import renamed
 from tokenswift.serve.settings import Settings
@@ -36,7 +36,7 @@ MOST_ENTRIES = 32  # of an object of settings
 MOST_CHARACTERS_PER_TOKEN = 32
 TEXT_TOKENS = 1024  # new tokens of a continued text at most, where no number is given
 NOT_SET = -1  # as other servers have it: of a length, as many tokens as fit
-SEEDS = LARGEST + 1  # seeds of the sampler
+
 #: fields that are not served, and without which an answer would mean something else
 REFUSED_FIELDS = frozenset(
     "functions function_call conversation prompt suffix audio documents chat_template "

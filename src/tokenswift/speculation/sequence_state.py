@@ -10,7 +10,7 @@ from tokenswift.kv.cache import FullCache
 from tokenswift.kv.passes import Pass
 from tokenswift.memory import Need
 from tokenswift.metrics import Meter
-from tokenswift.models.base import BaseTarget
+from tokenswift.models.base import BaseTarget, OnHidden
 from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.accept import EXACT, AcceptanceRule
 from tokenswift.speculation.eagle.features import Features
@@ -103,6 +103,7 @@ class SequenceState:
             (`loader.rotary.Rotary.is_long`).
         top_logprobs: report log-probabilities, with so many of the likeliest tokens; None: report
             none.
+        on_hidden: told of the prompt's rows as they are run; None: nobody reads them.
         observe_seconds: what its strategy took to learn from the last step.
         meter: counts, and the seconds of each phase.
     """
@@ -127,6 +128,7 @@ class SequenceState:
     is_wanted: Callable[[], bool] = lambda: True
     is_long: bool = False
     top_logprobs: int | None = None
+    on_hidden: OnHidden | None = None
     observe_seconds: float = 0.0
     meter: Meter = field(default_factory=Meter)
 
