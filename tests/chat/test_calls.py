@@ -174,6 +174,32 @@ def test_answers(family: Family, text: str, wanted: Said) -> None:
         assert read(family, text, cuts) == wanted
 
 
+#: an object that reports what a call returned, on a line and on several
+REPORT = '{"name": "f", "arguments": {"a": 1}, "result": "rain"}'
+REPORTS = (REPORT, json.dumps(json.loads(REPORT), indent=2), REPORT.replace('"result"', '"output"'))
+CALLED = '{"name": "f", "arguments": {"a": 1}}'
+
+
+@pytest.mark.parametrize("report", REPORTS)
+@pytest.mark.parametrize("family", [HERMES, PLAIN], ids=["hermes", "plain"])
+def test_a_fenced_report_of_a_result_is_text(family: Family, report: str) -> None:
+    """A call is a whole object of nothing else: what reports a result stays as it was written,
+    also behind a call."""
+    fenced = f"```json\n{report}\n```\nIt rains."
+    called = (("f", '{"a": 1}'),)
+    texts = {
+        fenced: Said(fenced),
+        f"So:\n{fenced}": Said(f"So:\n{fenced}"),
+        f"[{CALLED}, {report}]": Said(f"[{CALLED}, {report}]"),
+        f"{CALLED}\n{fenced}": Said(fenced, called),
+        f"```json\n{CALLED}\n```\n\n{fenced}": Said(fenced, called),
+        f"```json\n{CALLED}\n{report}\n```\nIt rains.": Said(fenced, called),
+    }
+    for text, wanted in texts.items():
+        for cuts in ([], list(range(len(text)))):
+            assert read(family, text, cuts) == wanted
+
+
 def test_what_is_held_back_is_bounded() -> None:
     """No text waits for a call that may never come, and none takes long to read."""
     for family in FAMILIES:

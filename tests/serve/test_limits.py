@@ -122,10 +122,10 @@ WORDS: dict[str, list[tuple[dict[str, object], str]]] = {
     "completions": [
         ({"max_tokens": 1020}, "max_tokens is 1020; valid: an integer from 1 to 1,018"),
         ({"max_tokens": "x"}, "max_tokens is 'x'; valid: a valid integer"),
-        ({"prompt": ["x", "y"]}, "prompt is ['x', 'y']; valid: a valid string"),
-        ({"n": 2}, "n is 2; valid: 1, in a request for each text"),
+        ({"prompt": [{}, "y"]}, "prompt is [{}, 'y']; valid: a valid string"),
+        ({"n": 200}, "n is 200; valid: an integer from 1 to 128"),
         ({"stop": "x" * 1025}, "stop is "),
-        ({"logprobs": 3}, "logprobs is not supported; valid: leave it out"),
+        ({"prompt_logprobs": 3}, "prompt_logprobs is not supported; valid: leave it out"),
         ({"tokenswift": {"x": 3}}, "tokenswift is 'x'; valid: strategy, "),
         ({"tokenswift": {"strategy": "best"}}, "strategy is 'best'; valid: auto, "),
         ({"temperature": -1}, "temperature is -1.0; valid: "),

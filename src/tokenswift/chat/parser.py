@@ -68,7 +68,7 @@ class Patterns:
         bare = re.escape(PLAIN.head.replace(PLAIN.key, family.key))
         named = f"(?P<name>{self._names})"
         self.exact = f"{begins}{bare.replace(NAME, named)}(?=\\{{)"
-        self.before = rf"{SPACES}{begins}{SPACES}(```(json)?)?{SPACES}(?=[\[{{])"
+        self.before = rf"{SPACES}{begins}{SPACES}(?P<fence>```(json)?)?{SPACES}(?=[\[{{])"
         self.mark = SPACES + re.escape(family.mark) if family.mark else ""
         head = f"{self._flexible(family.head)}{SPACES}(?=\\{{)"
         self.first = f"{self._flexible(family.opening)}{head}"
@@ -198,19 +198,23 @@ class Parser(ValueReader):
         exact = patterns.exact
         while self._may_call and (match := (yield from self._take(exact))) is not None:
             yield from self._call(match["name"], SPACES + r"\}" + SPACES)
-            yield from self._take(FENCE)
             yield from self._strip(SPACE + ";")
             exact = SPACES + patterns.exact
+        fence = ""  # that is open
         while self._may_call:
             match = yield from self._seen(patterns.before)
             calls = None if match is None else (yield from self._value_of_calls(match.end()))
             if calls is None:
-                return
+                break
             for call in calls[: None if self._parallel else 1]:
                 self._tell_call(call)
+            fence = (match and match["fence"]) or fence
             self._held = self._held[calls[-1].end :]
-            yield from self._take(FENCE)
+            if (yield from self._take(FENCE)) is not None:
+                fence = ""
             yield from self._strip(SPACE + ";,")
+        if fence and self._held:  # it holds text, too
+            self._held = f"{fence}\n{self._held}"
 
     def _tell_call(self, call: WrittenCall) -> None:
         self._begin_call(call.name)

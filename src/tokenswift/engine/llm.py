@@ -242,8 +242,8 @@ class LLM(OpenedModel):
         """Generate after several prompts, concurrently; the results are in the order of the
         prompts.
 
-        Each result is, token by token, what `generate` returns for its prompt and seed alone. All are
-        checked first.
+        Each result is, token by token, what `generate` returns for its prompt and seed alone. All
+        are checked first.
 
         Args:
             prompts: a list, each entry as `generate` takes it (a chat is a list of messages).

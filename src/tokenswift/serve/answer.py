@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,8 +16,9 @@ from tokenswift.runs.folder import has_run, load_whole
 from tokenswift.runs.regular_files import write_whole
 from tokenswift.serve.base import Body
 from tokenswift.serve.schemas import Responses
+from tokenswift.serve.token_texts import TokenTexts, token_texts
 from tokenswift.tokenizer import Tokenizer
-from tokenswift.types import RunError, Step
+from tokenswift.types import Generation, InputError, Logprob, RunError, Step
 
 #: files of an answer's folder: its record, and the run of its text
 RECORD = "answer.json"
@@ -72,6 +74,11 @@ class Answer:
         steps: passes that it took.
         tail: text that the end released.
         reason: why it ended, "" before.
+        is_stopped: its client is gone, or has stopped it.
+        prompt: token ids of its prompt, where it is to be echoed.
+        tokens: ids of its new tokens, where log-probabilities are asked for.
+        logprobs: theirs.
+        prompt_logprobs: those of the prompt's tokens, where they are asked for.
     """
 
     def __init__(
@@ -91,6 +98,11 @@ class Answer:
         self.tail = ""
         self.reason = ""
         self.steps = 0
+        self.is_stopped = False
+        self.prompt: list[int] = []
+        self.tokens: list[int] = []
+        self.logprobs: list[Logprob] = []
+        self.prompt_logprobs: list[Logprob | None] = []
         self._tokenizer = tokenizer
         self._news = asyncio.Event()
         self._calls: Calls | None = None
@@ -144,9 +156,21 @@ class Answer:
 
     def take(self, step: Step) -> None:
         """One more step."""
-        self._release(step.text, step.chars)
+        self.prompt_logprobs += step.prompt_logprobs
+        if not self.body.writes_nothing:
+            if step.logprobs:
+                self.tokens += step.token_ids
+                self.logprobs += step.logprobs
+            self._release(step.text, step.chars)
         self.steps += 1
         self.tell()
+
+    def end(self, result: Generation) -> None:
+        """It has ended by itself."""
+        self.reason = "length"
+        if not self.body.writes_nothing:
+            self.reason = result.finish_reason
+            self.tail = result.text[len(self.text) :]
 
     def _release(self, text: str, sizes: Sequence[int]) -> None:
         """Take the characters of some tokens."""
@@ -154,6 +178,27 @@ class Answer:
         for size in sizes:
             self.pieces.append(text[start : start + size])
             start += size
+
+    @property
+    def token_texts(self) -> TokenTexts:
+        """The texts of single tokens.
+
+        Raises:
+            InputError: the model has no tokenizer.
+        """
+        if self._tokenizer is None:
+            raise InputError("the model came without a tokenizer; valid: a model with one")
+        return token_texts(self._tokenizer)
+
+    @property
+    def echo(self) -> str:
+        """The text of the prompt, where it is to be echoed; "" else."""
+        if not self.prompt:
+            return ""
+        prompt = self.body.value_of("prompt")
+        if isinstance(prompt, str) or self._tokenizer is None:
+            return str(prompt)
+        return self._tokenizer.decode(self.prompt)
 
     @property
     def done(self) -> bool:
@@ -177,7 +222,8 @@ class Answer:
         return [*self.record.before, *conversation, self.message]
 
     def stop(self) -> None:
-        """End its steps."""
+        """End its steps, or begin none."""
+        self.is_stopped = True
         if self.ticket is not None:
             self.ticket.cancel()
 
@@ -212,3 +258,39 @@ class Answer:
         """Until nothing more comes."""
         while self.running:
             await self._news.wait()
+
+
+class News(NamedTuple):
+    """What has come of one of several answers.
+
+    Attributes:
+        number: of the answer.
+        stretch: of its tokens, from one to another; None: nothing came for a while.
+        is_over: nothing more comes of it.
+    """
+
+    number: int
+    stretch: tuple[int, int] | None
+    is_over: bool = False
+
+
+async def follow_all(answers: Sequence[Answer], pause: float) -> AsyncIterator[News]:
+    """`Answer.follow` of several answers at once."""
+    news: asyncio.Queue[News] = asyncio.Queue()
+
+    async def follow(number: int, answer: Answer) -> None:
+        async for stretch in answer.follow(pause):
+            news.put_nowait(News(number, stretch))
+        news.put_nowait(News(number, None, is_over=True))
+
+    tasks = [asyncio.ensure_future(follow(*numbered)) for numbered in enumerate(answers)]
+    under_way = len(tasks)
+    try:
+        while under_way:
+            one = await news.get()
+            under_way -= one.is_over
+            yield one
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -151,8 +151,75 @@ class Answers:
 
     # ---- running ---------------------------------------------------------------------------------
 
+    async def begin_all(self, body: Body, client: str) -> list[Answer]:
+        """The answers to a request, one for each text that it asks for. The first begins now, the
+        others while at most `Scheduler.at_once` of them are under way.
+
+        Args:
+            client: the API key that was shown, "" without one.
+        Raises:
+            InputError, RunError, Refused: one of them cannot, and nothing of them is left.
+        """
+        first, *others = await asyncio.to_thread(body.each_text)
+        await asyncio.to_thread(self._check, others)
+        answer = await self.begin(first, client)
+        answers = [answer]
+        room = asyncio.Semaphore(max(1, self.scheduler.at_once - 1))
+        for one in others:
+            name = one.id_prefix + secrets.token_hex(16)
+            record = msgspec.structs.replace(answer.record, id=name, prompt_tokens=0, state="open")
+            answers.append(Answer(record, one, self._tokenizer, None))
+            answers[-1].running = True
+            self._spawn(self._begin_and_write(answers[-1], room))
+        return answers
+
+    def _check(self, bodies: Sequence[Body]) -> None:
+        """Check the prompts of several texts, before any is written; in a thread.
+
+        Raises:
+            InputError: naming the prompt that is wrong, by its number.
+        """
+        number = 0
+        for body in bodies:
+            if body.sample:
+                continue
+            number += 1
+            try:
+                body.request(self.llm, self.settings, 0)
+            except InputError as error:
+                fault = body.in_field_names(error)
+                text = re.sub(r"^prompt\b", f"prompt[{number}]", str(fault))
+                raise InputError(text, fault.field) from error
+
+    async def _begin_and_write(self, answer: Answer, room: asyncio.Semaphore) -> None:
+        """Begin one of several texts as soon as there is room for it, and write it."""
+        async with room:
+            ticket = await self._begin_when_free(answer)
+            if ticket is not None and answer.is_stopped:
+                ticket.cancel()
+            if ticket is not None:
+                await self._write(answer, ticket)
+            elif not answer.done:
+                await self._finish(answer, "open" if self.closing else "cancelled")
+
+    async def _begin_when_free(self, answer: Answer) -> Ticket | None:
+        """Begin an answer once the queue has room for it; None: it does not begin."""
+        while not (self.closing or answer.is_stopped):
+            try:
+                async with self._grammars if answer.body.is_bound else nullcontext():
+                    return await asyncio.to_thread(self._begin, answer)
+            except QueueFull:
+                await asyncio.sleep(RETRY_SECONDS)
+            except Refused:
+                return None
+            except (InputError, RunError) as error:
+                answer.status = 400 if isinstance(error, InputError) else 500
+                await self._finish(answer, "failed", str(error))
+                return None
+        return None
+
     async def begin(self, body: Body, client: str) -> Answer:
-        """An answer to a request, which begins now.
+        """An answer to a request for one text, which begins now.
 
         Args:
             client: the API key that was shown, "" without one.
@@ -228,6 +295,8 @@ class Answers:
             text = "the server is shutting down, or can no longer generate (its log says why)"
             raise Refused(503, f"{text}; valid: another try once it is back")
         record.prompt_tokens = len(request.prompt)
+        if body.value_of("echo"):
+            answer.prompt = ids_of(request.prompt)
         if answer.folder is not None:
             if is_new:
                 answer.save()
@@ -264,8 +333,7 @@ class Answers:
             await self._fail(answer, error)
             return
         if result.finish_reason != "cancelled":
-            answer.tail = result.text[len(answer.text) :]
-            answer.reason = result.finish_reason
+            answer.end(result)
             await self._finish(answer, "done")
         else:
             await self._finish(answer, "open" if self.closing else "cancelled")

@@ -3,11 +3,13 @@ for a signal and ends steps."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.resources import files
 from types import FrameType
 from typing import Annotated
@@ -35,7 +37,7 @@ from tokenswift.serve.bodies import read_body
 from tokenswift.serve.connections import protocol_of
 from tokenswift.serve.guard import HEALTH, Guard
 from tokenswift.serve.objects import why_unfinished
-from tokenswift.serve.openai import complete_object, stream_chunks
+from tokenswift.serve.openai import complete_json, stream_chunks
 from tokenswift.serve.refusals import Refused, log_text, wrong_fields
 from tokenswift.serve.responses import response_object, stream_events
 from tokenswift.serve.schemas import Chat, Completion, Responses
@@ -164,40 +166,46 @@ class Routes:
             return Response(status_code=GONE)
         body = await read_body(kind, raw, content_type)
         log_ignored(body, request)
-        answer = await self._answers.begin(body, request.state.client)
+        answers = await self._answers.begin_all(body, request.state.client)
+        first = answers[0]
+        if body.stream and body.kind != "response":
+            return _streamed(stream_chunks(answers, self.model), first, partial(stop_all, answers))
         if body.stream:
-            return self._stream(answer, at_end=None if answer.background else answer.stop)
-        if not answer.background:
+            return self._stream(first, at_end=None if first.background else first.stop)
+        if not first.background and not await self._end_all(answers, request):
+            return Response(status_code=GONE)
+        if body.kind == "response":
+            return JSONResponse(response_object(first, self.model))
+        # in a thread: there may be hundreds of thousands of log-probabilities
+        complete = await asyncio.to_thread(complete_json, answers, self.model)
+        return Response(complete, media_type="application/json")
+
+    async def _end_all(self, answers: Sequence[Answer], request: Request) -> bool:
+        """Wait until all answers have ended; whether their client has waited, too.
+
+        Raises:
+            Refused: one of them has ended without its text; the others are stopped.
+        """
+        for answer in answers:
             async for _ in answer.follow(LOOK):
                 if await request.is_disconnected():
-                    answer.stop()
-                    return Response(status_code=GONE)
-        if body.kind == "response":
-            return JSONResponse(response_object(answer, self.model))
-        if not answer.reason:
-            raise Refused(answer.status if answer.done else 503, why_unfinished(answer))
-        return JSONResponse(complete_object(answer, self.model))
+                    stop_all(answers)
+                    return False
+            if not answer.reason and answer.body.kind != "response":
+                stop_all(answers)
+                raise Refused(answer.status if answer.done else 503, why_unfinished(answer))
+        return True
 
     def _stream(
         self, answer: Answer, after: int = -1, at_end: Callable[[], None] | None = None
     ) -> Response:
-        """A stream of an answer.
+        """A stream of a response.
 
         Args:
-            after: number of a response's last event that is not told.
+            after: number of the last event that is not told.
             at_end: called where the stream ends, or its client is gone.
         """
-        if answer.body.kind == "response":
-            stream = stream_events(answer, self.model, after)
-        else:
-            stream = stream_chunks(answer, self.model)
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no", "x-answer-id": answer.id}
-        return StreamingResponse(
-            stream,
-            headers=headers,
-            media_type="text/event-stream",
-            background=None if at_end is None else BackgroundTask(at_end),
-        )
+        return _streamed(stream_events(answer, self.model, after), answer, at_end)
 
     # ---- known answers ---------------------------------------------------------------------------
 
@@ -256,6 +264,25 @@ class Routes:
 
     async def start(self) -> Response:
         return HTMLResponse(self._page, headers={"x-frame-options": "DENY"})
+
+
+def _streamed(
+    events: AsyncIterator[bytes], answer: Answer, at_end: Callable[[], None] | None
+) -> Response:
+    """The reply that streams events of an answer, or of several of which it is the first."""
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no", "x-answer-id": answer.id}
+    return StreamingResponse(
+        events,
+        headers=headers,
+        media_type="text/event-stream",
+        background=None if at_end is None else BackgroundTask(at_end),
+    )
+
+
+def stop_all(answers: Sequence[Answer]) -> None:
+    """End the steps of answers whose client is gone."""
+    for answer in answers:
+        answer.stop()
 
 
 def log_ignored(body: Body, request: Request) -> None:

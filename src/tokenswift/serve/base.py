@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr
 
@@ -110,11 +110,48 @@ class Body(BaseModel):
         default=None, description="settings of this server alone, see its docs"
     )
     _unbound: frozenset[str] = PrivateAttr(default=frozenset())
+    _sample: int = PrivateAttr(default=0)
 
     @property
     def own_settings(self) -> Mapping[str, object]:
         """The settings that no other server has."""
         return self.tokenswift or {}
+
+    @property
+    def sample(self) -> int:
+        """The number of its text among those of one prompt."""
+        return self._sample
+
+    def with_sample(self, number: int, **fields: object) -> Self:
+        """A request for one text of this one: the text of a number among those of its prompt.
+
+        Args:
+            fields: that differ in it.
+        """
+        one = self.model_copy(update={"n": None, **fields})
+        one._sample = number
+        return one
+
+    def each_text(self) -> Sequence[Body]:
+        """A request for each text that is asked for, in the order of the answers' choices.
+
+        Raises:
+            InputError: there are too many.
+        """
+        return [self]
+
+    @property
+    def writes_nothing(self) -> bool:
+        """Whether the prompt alone is wanted, with its log-probabilities."""
+        return False
+
+    def with_logprobs(self) -> CallArguments:
+        """Which log-probabilities are asked for, as arguments of a generation.
+
+        Raises:
+            InputError: the fields contradict each other.
+        """
+        return {}
 
     def value_of(self, name: str) -> object:
         """The value of a field that not all bodies have; None where this one has none of the name,
@@ -180,11 +217,15 @@ class Body(BaseModel):
             return name, length
         return best_known, None
 
-    @property
-    def sampler_seed(self) -> int | None:
+    def sampler_seed(self, drawn: int) -> int:
         """The seed as the sampler takes it: negative numbers, and those beyond 63 bits, stand for
-        their low 63 bits. None: none is given."""
-        return None if self.seed in (None, NOT_SET) else self.seed % SEEDS
+        their low 63 bits. Each further text of a prompt has the next one.
+
+        Args:
+            drawn: the first text's where the body names none.
+        """
+        first = drawn if self.seed is None or self.seed == NOT_SET else self.seed
+        return (first + self._sample) % SEEDS
 
     @property
     def is_bound(self) -> bool:
@@ -236,9 +277,6 @@ class Body(BaseModel):
         Raises:
             InputError: naming the field, its value and what is valid.
         """
-        count = self.value_of("n")
-        if count not in (None, 1):
-            raise InputError(f"n is {count}; valid: 1, in a request for each text", "n")
         self._check_stops(llm.target.vocab_size)
         prompt = self.full_prompt(llm.has_chat_template, before)
         arguments = self._arguments(seed)
@@ -300,6 +338,8 @@ class Body(BaseModel):
         field, length = self.length()
         if length == NOT_SET:
             length = most
+        if length == 0 and self.writes_nothing:
+            length = 1  # which nobody is told of
         if length is not None and not 1 <= length <= most:
             raise InputError(f"{field} is {length}; valid: an integer from 1 to {most:,}", field)
         if length is None:
@@ -317,7 +357,8 @@ class Body(BaseModel):
             name: self.own_settings.get(name, self.value_of(name))
             for name in (*SAMPLING, "strategy", "on_loop")
         }
-        arguments["seed"] = seed if self.sampler_seed is None else self.sampler_seed
+        arguments["seed"] = self.sampler_seed(seed)
+        arguments.update(self.with_logprobs())
         if self.top_k == NOT_SET:
             arguments["top_k"] = 0  # as vLLM has it: all tokens
         if arguments["top_p"] == 0:  # the likeliest token alone

@@ -8,6 +8,7 @@ from typing import NotRequired, TypedDict
 import msgspec
 
 from tokenswift.serve.answer import Answer
+from tokenswift.serve.logprobs import ChatLogprobs, CompletionLogprobs
 
 PING = b": ping\n\n"  # a comment
 QUIET = 15.0  # seconds without text after which a stream gets one, which keeps the connection open
@@ -30,14 +31,15 @@ class OwnFields(TypedDict):
 
 
 class Choice(TypedDict):
-    """The one text of a chat or completion; a chunk of a chat has a ``delta`` of its message."""
+    """A text of a chat or completion; a chunk of a chat has a ``delta`` of its message."""
 
     index: int
     message: NotRequired[dict[str, object]]
     delta: NotRequired[dict[str, object]]
     text: NotRequired[str]
     finish_reason: str | None
-    logprobs: None
+    logprobs: ChatLogprobs | CompletionLogprobs | None
+    tokenswift: NotRequired[OwnFields]
 
 
 class ChatObject(TypedDict):
@@ -76,18 +78,18 @@ def data(value: Mapping[str, object]) -> bytes:
 
 def own_fields(answer: Answer) -> OwnFields:
     """The seed of an answer, why it ended ("" before) and how many passes it took."""
-    seed = answer.body.sampler_seed
     return OwnFields(
-        seed=answer.record.seed if seed is None else seed,
+        seed=answer.body.sampler_seed(answer.record.seed),
         ended_by=answer.reason,
         steps=answer.steps,
     )
 
 
-def usage(answer: Answer) -> Usage:
-    """The tokens of an answer so far."""
-    prompt_tokens = answer.record.prompt_tokens
-    new_tokens = len(answer.pieces)
+def usage(*answers: Answer) -> Usage:
+    """The tokens of answers so far; those of a prompt are counted once, however many texts it
+    has."""
+    prompt_tokens = sum(answer.record.prompt_tokens for answer in answers if not answer.body.sample)
+    new_tokens = sum(len(answer.pieces) for answer in answers)
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=new_tokens,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel, BeforeValidator, Field
 
 from tokenswift.chat.messages import plain_message
 from tokenswift.chat.prompts import Prompt
 from tokenswift.checks import counted
+from tokenswift.engine.arguments import CallArguments
 from tokenswift.serve.base import MOST_MESSAGES, Body, ClientMessages, Object, Quick
 from tokenswift.serve.items import PlacedMessage, foreign_items, plain_items
 from tokenswift.types import InputError
@@ -24,6 +25,28 @@ class Calling(BaseModel):
     parallel_tool_calls: bool | None = None
 
 
+MOST_TEXTS = 128  # of one request: texts of each prompt × prompts
+MOST_TOP = 20  # likeliest tokens that are told of, as `engine.request` has it
+
+
+def check_texts(n: int | None, prompts: int = 1) -> int:
+    """The number of texts of each prompt.
+
+    Args:
+        n: as the client has it.
+        prompts: of the request.
+    Raises:
+        InputError: there are too many, or none.
+    """
+    count = 1 if n is None else n
+    if not 1 <= count <= MOST_TEXTS:
+        raise InputError(f"n is {count}; valid: an integer from 1 to {MOST_TEXTS}", "n")
+    if count * prompts > MOST_TEXTS:
+        text = f"n is {count}, with {prompts} prompts: {count * prompts:,} texts"
+        raise InputError(f"{text}; valid: up to {MOST_TEXTS} in one request", "n")
+    return count
+
+
 class Chat(Body, Calling):
     """The body of ``/v1/chat/completions``."""
 
@@ -34,6 +57,8 @@ class Chat(Body, Calling):
 
     messages: ClientMessages
     n: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     stream_options: Object = None
     reasoning_effort: str | None = None
     continue_final_message: bool | None = None
@@ -49,12 +74,31 @@ class Chat(Body, Calling):
     def places(self, before: Sequence[Mapping[str, object]]) -> list[str]:
         return [f"messages[{i}]" for i in range(len(self.messages))]
 
+    def each_text(self) -> Sequence[Body]:
+        return [self.with_sample(number) for number in range(check_texts(self.n))]
+
+    def with_logprobs(self) -> CallArguments:
+        top = self.top_logprobs or 0
+        if not 0 <= top <= MOST_TOP:
+            text = f"top_logprobs is {top}"
+            raise InputError(f"{text}; valid: an integer from 0 to {MOST_TOP}", "top_logprobs")
+        if self.logprobs:
+            return {"logprobs": top}
+        if top:
+            text = f"top_logprobs is {top} without logprobs"
+            raise InputError(f"{text}; valid: beside logprobs true", "top_logprobs")
+        return {}
+
 
 def _only_prompt(prompt: object) -> object:
     """The prompt of a list of one, which some clients always send."""
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         return prompt[0]
     return prompt
+
+
+TextOrIds = str | Annotated[list[int], Quick()]
+Prompts = Annotated[list[TextOrIds], Quick(), Field(min_length=1, max_length=MOST_TEXTS)]
 
 
 class Completion(Body):
@@ -64,13 +108,49 @@ class Completion(Body):
     id_prefix: ClassVar[str] = "cmpl-"
     prompt_field: ClassVar[str] = "prompt"
 
-    prompt: Annotated[str | Annotated[list[int], Quick()], BeforeValidator(_only_prompt)]
+    prompt: Annotated[TextOrIds | Prompts, BeforeValidator(_only_prompt)]
     n: int | None = None
+    logprobs: bool | int | None = None
+    echo: bool | None = None
     stream_options: Object = None
     max_tokens: int | None = None
 
     def full_prompt(self, has_template: bool, before: Sequence[Mapping[str, object]]) -> Prompt:
-        return self.prompt
+        first, *others = self.prompts
+        if others:
+            raise TypeError("several prompts are no prompt; valid: one of `each_text`")
+        return first
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, of which there may be several."""
+        several: list[str | list[int]] = []
+        ids: list[int] = []
+        for one in [self.prompt] if isinstance(self.prompt, str) else self.prompt:
+            if isinstance(one, int):
+                ids.append(one)
+            else:
+                several.append(one)
+        return several or [ids]
+
+    def each_text(self) -> Sequence[Body]:
+        prompts = self.prompts
+        count = check_texts(self.n, len(prompts))
+        return [
+            self.with_sample(number, prompt=prompt) for prompt in prompts for number in range(count)
+        ]
+
+    @property
+    def writes_nothing(self) -> bool:
+        return bool(self.echo) and self.max_tokens == 0
+
+    def with_logprobs(self) -> CallArguments:
+        if self.logprobs is None or self.logprobs is False:
+            return {}
+        arguments: CallArguments = {"logprobs": int(self.logprobs)}
+        if self.echo:
+            arguments["prompt_logprobs"] = int(self.logprobs)
+        return arguments
 
 
 class Responses(Body, Calling):
