@@ -14,6 +14,7 @@ from benchmarks.prompts import Prompt, prompt
 from benchmarks.settings import Config
 from benchmarks.words import Measured
 from tokenswift.config.sampling import SamplingParams
+from tokenswift.engine.litany import LitanyGuard
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.stream import Prefilled
 from tokenswift.kv.cache import FullCache
@@ -156,3 +157,11 @@ def pass_times(target: BaseTarget, context: int, rows: int, runs: int) -> list[f
     return times(
         lambda: target.logits(target.forward(tokens, positions, cache, parents).hidden), runs
     )
+
+
+def first_litany(llm: LLM, tokens: Sequence[int]) -> int | None:
+    """The token at which a text becomes a litany; None: it never does."""
+    guard = LitanyGuard()
+    for token in tokens:
+        guard.push(llm.tokenizer.decode([token]))
+    return guard.first.start if guard.first else None

@@ -85,6 +85,16 @@ class LineProcess:
         except msgspec.DecodeError as error:
             raise RunError(f"{self._name} answers {line.strip()[:80]!r}: {error}") from error
 
+    def peak_bytes(self) -> int:
+        """Bytes of memory that it held at most so far; 0 where the system does not say."""
+        status = Path(f"/proc/{self._process.pid}/status")
+        if not status.is_file():
+            return 0
+        for line in status.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return 0
+
     def close(self) -> int:
         """End the process; its exit code."""
         for pipe in (self._process.stdin, self._process.stdout):

@@ -17,14 +17,13 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.common import AUTO, PLAIN
+from benchmarks.common import AUTO, PLAIN, first_litany
 from benchmarks.fetch import model_file
 from benchmarks.json_lines import publish
 from benchmarks.row import commit, machine
 from benchmarks.words import Measured
 from tokenswift import LLM
 from tokenswift.config.sampling import CONTINUED
-from tokenswift.engine.litany import LitanyGuard
 from tokenswift.engine.stream import Prefilled
 from tokenswift.turns import DecodingSide, take_turns
 from tokenswift.types import distinct
@@ -73,14 +72,6 @@ def compare(auto: tuple[Mark, Mark], plain: tuple[Mark, Mark]) -> Measured:
         "auto": auto_speed,
         "tokens_a_step": auto[1].step_tokens_since(auto[0]),
     }
-
-
-def first_litany(llm: LLM, tokens: list[int]) -> int | None:
-    """The token at which the text becomes a litany; None: it never does."""
-    guard = LitanyGuard()
-    for token in tokens:
-        guard.push(llm.tokenizer.decode([token]))
-    return guard.first.start if guard.first else None
 
 
 class LongText:

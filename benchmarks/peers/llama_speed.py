@@ -1,10 +1,10 @@
 """llama.cpp's speed: run by `benchmarks.real` with an interpreter that has llama_cpp.
 
-    PYTHON llama_speed.py FILE THREADS
+    PYTHON llama_speed.py FILE THREADS [KEYS]
 
-Prints its version, then for each line of JSON on its input, {"prompt": tokens, "continuation":
-tokens}, the tokens a second of both: the prompt in batches, then one token after another.
-`llama_decode` runs them, without sampling.
+KEYS is the type of keys and values, f16 or q8_0. Prints its version, then for each line of JSON on
+its input, {"prompt": tokens, "continuation": tokens}, the tokens a second of both: the prompt in
+batches, then one token after another. `llama_decode` runs them, without sampling.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import llama_cpp  # pyright: ignore[reportMissingImports]
 
 BATCH = 512  # tokens of the prompt in a pass
+TYPES = {"f16": 1, "q8_0": 8}  # numbers of ggml's types
 
 
 def version() -> str:
@@ -36,7 +37,7 @@ def decode(context: object, tokens: Sequence[int]) -> None:
 
 
 def rates(
-    model: object, prompt: Sequence[int], continuation: Sequence[int], threads: int
+    model: object, prompt: Sequence[int], continuation: Sequence[int], threads: int, keys: str
 ) -> dict[str, float]:
     """Tokens a second of a prompt and of what follows it."""
     params = llama_cpp.llama_context_default_params()
@@ -45,6 +46,8 @@ def rates(
     params.n_threads = threads
     params.n_threads_batch = threads
     params.flash_attn_type = 1
+    params.type_k = TYPES[keys]
+    params.type_v = TYPES[keys]
     context = llama_cpp.llama_init_from_model(model, params)
     start = time.perf_counter()
     for first in range(0, len(prompt), BATCH):
@@ -66,10 +69,12 @@ def main() -> None:
     llama_cpp.llama_log_set(quiet, None)
     params = llama_cpp.llama_model_default_params()
     model = llama_cpp.llama_model_load_from_file(sys.argv[1].encode(), params)
+    threads = int(sys.argv[2])
+    keys = sys.argv[3] if len(sys.argv) > 3 else "f16"
     print(json.dumps(version()), flush=True)
     for line in sys.stdin:
         question = json.loads(line)
-        answer = rates(model, question["prompt"], question["continuation"], int(sys.argv[2]))
+        answer = rates(model, question["prompt"], question["continuation"], threads, keys)
         print(json.dumps(answer), flush=True)
 
 
