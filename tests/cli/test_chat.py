@@ -180,7 +180,11 @@ def test_an_answers_prefill_is_of_new_text_alone(
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (b"/sytem Hi\n", "/sytem is not a command; valid: /clear, /exit, /help, /save"),
+        (
+            b"/sytem Hi\n",
+            "/sytem is not a command; valid: /clear, /exit, /help, /load, /retry, /save, /set, "
+            "/system, /undo; did you mean /system?",
+        ),
         (b"/save\n", "/save cannot be written ("),
         (
             b"/save no/such/folder.json\n",

@@ -12,7 +12,7 @@ from typing import IO
 from tokenswift.checks import counted
 from tokenswift.cli.terminal import say
 from tokenswift.files import line_of, replacing
-from tokenswift.types import Generation, InputError, RunError
+from tokenswift.types import Generation, InputError, Metrics, RunError
 
 #: what ``--json -`` stands for
 STDOUT = Path("-")
@@ -21,7 +21,7 @@ ENDINGS = {
     "length": "stopped at the limit of its length; --max-new-tokens sets another",
     "eos": "the model ended the text",
     "stop": "ended at a stop text",
-    "loop": "stopped, it began to repeat itself",
+    "loop": "stopped, it repeats itself",
 }
 #: source of tokens (`types.SOURCES`) → what drafted them, in words
 DRAFTED_BY = {
@@ -196,6 +196,14 @@ def enumeration(names: Sequence[str]) -> str:
     return " and ".join([*filter(None, [", ".join(names[:-1])]), names[-1]])
 
 
+def place_of_loop(metrics: Metrics) -> str:
+    """Where a text repeats itself, and how much of it; "" where it does not."""
+    if metrics.loop is None:
+        return ""
+    pattern = f"{counted(metrics.loop.size, 'token')} again and again"
+    return f" from token {metrics.loop.start} on ({pattern})"
+
+
 def summary(result: Generation, verbose: bool = False) -> str:
     """One line about a finished run: tokens, seconds, why it ended; says so when it was not
     lossless.
@@ -209,17 +217,18 @@ def summary(result: Generation, verbose: bool = False) -> str:
     if verbose or metrics.prefill_seconds >= READING_SECONDS:
         prompt = counted(result.prompt_tokens, "token")
         text += f", after {metrics.prefill_seconds:.1f} s for a prompt of {prompt}"
-    text += f"; {ENDINGS[result.finish_reason]}{drafting_summary(result)}"
+    stopped_by_loop = result.finish_reason == "loop" and metrics.loop is not None
+    text += f"; {ENDINGS[result.finish_reason]}{place_of_loop(metrics) if stopped_by_loop else ''}"
+    text += drafting_summary(result)
     if verbose:
         text += f"; {counted(metrics.steps, 'pass', 'passes')}"
         text += f", acceptance rate {metrics.acceptance_rate:.2f} "
         text += f"(n-grams {metrics.ngram_acceptance_rate:.2f})"
         if result.drafting is not None:
             text += f"; {result.drafting['summary']}"
-    if metrics.loop is not None:
-        pattern = f"{counted(metrics.loop.size, 'token')} again and again"
-        text += f"; the text repeats itself from token {metrics.loop.start} on ({pattern})"
-    if metrics.litany is not None:
+    if metrics.loop is not None and not stopped_by_loop:
+        text += f"; the text repeats itself{place_of_loop(metrics)}"
+    if metrics.litany is not None and not stopped_by_loop:
         text += f"; from token {metrics.litany.start} on it has few new words, and its sentences"
         text += f' one form ("{metrics.litany.opening} …")'
     return text if result.lossless else f"{text}; NOT LOSSLESS (published acceptance rule)"
