@@ -74,14 +74,15 @@ def test_save_alone_writes_where_the_conversation_came_from(talk: Talk) -> None:
 
 
 def test_a_conversation_saved_twice_is_there_once_and_complete(talk: Talk) -> None:
-    assert talk("Hello", "/save c.json", "And then?", "/save c.json").code == 0
+    assert talk("Hello", "/save c.json", "And then?", "/save").code == 0
     assert len(saved("c.json")) == 4
 
 
 def test_a_new_conversation_does_not_overwrite_the_one_before(talk: Talk) -> None:
-    done = talk("Hello", "/save c.json", "/clear", "Hi", "/save c.json", options=("--quiet",))
+    done = talk("Hello", "/save c.json", "/clear", "Hi", "/save", options=("--quiet",))
     assert done.code == 2
-    assert done.error.startswith("/save c.json cannot be written (File exists)")
+    assert done.error == "/save cannot be written (no file is named yet); valid: a new file"
+    assert contents("c.json")[0] == "Hello"
 
 
 @pytest.mark.parametrize("shape", ["list", "object", "with a byte order mark", "parts"])
@@ -112,9 +113,7 @@ def test_what_a_conversation_may_look_like(talk: Talk, shape: str) -> None:
         ("\udcff", "utf-8"),
     ],
 )
-def test_files_that_hold_no_conversation(
-    cli: Call, chatty: Path, content: str, words: str
-) -> None:
+def test_files_that_hold_no_conversation(cli: Call, chatty: Path, content: str, words: str) -> None:
     """They are refused before the model is loaded."""
     Path("c.json").write_bytes(content.encode("utf-8", "surrogateescape"))
     done = cli("chat", "--model", chatty, "--resume", "c.json")
@@ -276,6 +275,7 @@ def test_all_settings_are_listed(talk: Talk) -> None:
     assert ["min_p", "0.25"] in rows
     assert ["max_new_tokens", "6"] in rows
     assert ["seed", "0"] in rows
+    assert ["greedy", "off"] in rows
 
 
 @pytest.mark.parametrize(
@@ -324,6 +324,7 @@ def test_help_lists_every_command(talk: Talk) -> None:
     done = talk("/help")
     for name in ("clear", "exit", "help", "load", "retry", "save", "set", "system", "undo"):
         assert f"\n/{name} " in done.err
+    assert all(len(line) <= 80 for line in done.err.splitlines() if line.startswith("/"))
 
 
 def test_the_help_of_the_command_shows_resume(cli: Call) -> None:

@@ -1,5 +1,5 @@
-"""The page: what it may do, what it asks of the server, and a conversation where there is a
-browser."""
+"""The page: what it may do, and what it asks of the server. What it does in a browser is in
+test_page_in_browser.py."""
 
 from __future__ import annotations
 
@@ -7,39 +7,61 @@ import base64
 import hashlib
 import json
 import re
-from importlib.resources import files
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.serve.conftest import Running, Start
+from tokenswift.serve.page import page_of, part
 from tokenswift.serve.schemas import Responses
 
-PAGE = (files("tokenswift.serve") / "page.html").read_text(encoding="utf-8")
-SCRIPT = PAGE.partition("<script>")[2].partition("</script>")[0]
-STYLE = PAGE.partition("<style>")[2].partition("</style>")[0]
+PAGE = page_of()
+SCRIPT = part("page.js")
+OWN_SCRIPTS = (SCRIPT, part("markdown.js"))
+SCRIPTS = re.findall(r"<script>(.*?)</script>", PAGE, re.DOTALL)
+STYLE = part("page.css")
+POLICY = PAGE.partition('Content-Security-Policy" content="')[2].partition('"')[0]
 
 
-def test_nothing_becomes_markup() -> None:
-    for word in (
-        "innerHTML",
-        "outerHTML",
-        "insertAdjacentHTML",
-        "document.write",
-        "eval(",
-        "Function(",
-    ):
-        assert word not in SCRIPT
-    for text in (SCRIPT, STYLE):
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        assert f"-src 'sha256-{digest}'" in PAGE, (
-            f"the policy at the top of the page needs sha256-{digest}"
-        )
-    markup = PAGE.replace(SCRIPT, "").replace(STYLE, "")
-    assert not re.search(r"\s(style|on\w+|src|href)=", markup), (
-        "the policy forbids it, or it is from elsewhere"
-    )
+def digest_of(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function("],
+)
+def test_nothing_becomes_markup_but_by_the_sanitiser(word: str) -> None:
+    assert all(word not in script for script in OWN_SCRIPTS)
+
+
+def test_the_policy_names_every_script_and_the_style() -> None:
+    assert len(SCRIPTS) == 4
+    for script in SCRIPTS:
+        assert digest_of(script) in POLICY.partition("script-src")[2].partition(";")[0]
+    assert f"style-src 'sha256-{digest_of(STYLE)}'" in POLICY
+
+
+def test_the_policy_is_strict() -> None:
+    for rule in ("default-src 'none'", "connect-src 'self'", "require-trusted-types-for 'script'"):
+        assert rule in POLICY
+    assert "unsafe" not in POLICY
+    assert "http" not in POLICY
+
+
+def test_the_markup_has_no_code_and_nothing_from_elsewhere() -> None:
+    markup = part("page.html")
+    assert not re.search(r"\s(style|on\w+|src|href)=", markup)
+
+
+def test_libraries_are_those_that_were_chosen_with_their_licences() -> None:
+    rows = re.findall(r"^\| `([\w.]+)` \|.*`([0-9a-f]{64})` \|$", part("vendor/README.md"), re.M)
+    assert len(rows) == 2
+    for name, digest in rows:
+        assert hashlib.sha256(part(f"vendor/{name}").encode()).hexdigest() == digest
+    assert "Permission is hereby granted" in part("vendor/marked.LICENSE")
+    assert "Apache License" in part("vendor/dompurify.LICENSE")
 
 
 NUMBERS = json.loads(SCRIPT.partition("NUMBERS = ")[2].partition(";")[0])
@@ -54,7 +76,7 @@ REQUEST: dict[str, Any] = {
     "min_p": 0.05,
     "repetition_penalty": 1.1,
     "seed": 7,
-    "tokenswift": {"strategy": "auto"},
+    "tokenswift": {"strategy": "auto", "on_loop": "copies"},
     "input": [{"role": role, "content": "a"} for role in ("user", "assistant", "user")],
 }
 
@@ -90,4 +112,4 @@ def test_it_offers_the_strategies_that_the_server_takes(start: Start, allow: boo
     page = start(allow_strategies=allow).get("/").text
     assert "<option>auto<option>autoregressive" in page
     assert ("<option>magicdec" in page) is allow
-    assert "<!--" not in page
+    assert "{strategies}" not in page

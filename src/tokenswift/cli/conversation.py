@@ -225,7 +225,7 @@ class Chat:
         logger.info(f"{table(('command', 'what it does'), self.commands().items())}\n{KEYS}")
 
     def do_load(self, name: str) -> None:
-        """go on with the conversation of a file: /load FILE"""
+        """/load FILE: go on with the conversation of a file"""
         path = Path(name).expanduser()
         self.resume(read_messages(path, f"/load {name}"), path, f"/load {name}")
 
@@ -241,25 +241,23 @@ class Chat:
         self.answer(self.messages[: question + 1])
 
     def do_save(self, name: str) -> None:
-        """save the conversation as JSON in a new file: /save FILE; alone: where it was loaded from
-        or saved to"""
-        if not name and self.file is None:
+        """/save FILE: write the conversation to a new file; alone: to the same"""
+        path = Path(name).expanduser() if name else self.file
+        if path is None:
             raise InputError("/save cannot be written (no file is named yet); valid: a new file")
-        path = Path(name).expanduser() if name or self.file is None else self.file
-        write_messages(path, self.messages, f"/save {path}", is_new=path != self.file)
+        write_messages(path, self.messages, f"/save {path}", is_new=bool(name))
         self.file = path
         logger.info("%s written to %s", counted(len(self.messages), "message"), path)
 
     def do_set(self, text: str) -> None:
-        """change a setting of the sampling: /set temperature .3; default: as it was; alone: list
-        them"""
+        """/set temperature .3: change a setting; alone: list them"""
         if text:
             logger.info("%s", self.settings.change(text))
         else:
             logger.info(table(("setting", "value"), self.settings.rows()))
 
     def do_system(self, text: str) -> None:
-        """set the system prompt: /system TEXT; none: the model's own; alone: show it"""
+        """/system TEXT: set the system prompt, or none; alone: show it"""
         if text:
             self._set_system(None if text == "none" else text)
         logger.info("system prompt: %s", "the model's own" if self.system is None else self.system)

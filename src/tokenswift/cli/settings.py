@@ -37,7 +37,7 @@ class Settings:
         """The settings that are not off, with their values."""
         length = "no limit" if self.max_new_tokens is None else str(self.max_new_tokens)
         values = settings_of(self.sampling)
-        return [*((name, shown(value)) for name, value in values.items()), (LENGTH, length)]
+        return [*((name, typed(value)) for name, value in values.items()), (LENGTH, length)]
 
     def change(self, text: str) -> str:
         """Do what follows ``/set``: a name and a value, which may be ``default``: as the chat
@@ -93,3 +93,10 @@ class Settings:
         else:
             value = value_reader(field_type)(text)
         self.sampling = sampling_over(self.sampling, {name: value})
+
+
+def typed(value: object) -> str:
+    """A value as /set takes it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return shown(value)

@@ -10,7 +10,6 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.resources import files
 from types import FrameType
 from typing import Annotated
 
@@ -38,6 +37,7 @@ from tokenswift.serve.connections import protocol_of
 from tokenswift.serve.guard import HEALTH, Guard
 from tokenswift.serve.objects import why_unfinished
 from tokenswift.serve.openai import complete_json, stream_chunks
+from tokenswift.serve.page import page_of
 from tokenswift.serve.refusals import Refused, log_text, wrong_fields
 from tokenswift.serve.responses import response_object, stream_events
 from tokenswift.serve.schemas import Chat, Completion, Responses
@@ -76,12 +76,10 @@ async def refusal(request: Request, error: Exception) -> Response:
     return JSONResponse(refused.body, refused.status_code, refused.headers)
 
 
-def page_of(settings: Settings) -> str:
+def page_for(settings: Settings) -> str:
     """The page at ``/``, with the strategies that clients may choose."""
-    page = (files("tokenswift.serve") / "page.html").read_text(encoding="utf-8")
     names = [name for name in OPTIONS if name not in SHARED_STRATEGIES]
-    options = "".join(f"<option>{name}" for name in names) if settings.allow_strategies else ""
-    return page.replace("<!-- other strategies -->", options)
+    return page_of(names if settings.allow_strategies else ())
 
 
 def described(kind: type[Body]) -> dict[str, object]:
@@ -107,7 +105,7 @@ class Routes:
     def __init__(self, answers: Answers, settings: Settings) -> None:
         self.model = settings.served_model_name or short_name(answers.llm.name)
         self._answers = answers
-        self._page = page_of(settings)
+        self._page = page_for(settings)
         self._about = {
             "id": self.model,
             "object": "model",
