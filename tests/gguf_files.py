@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
 }
 MORE = {
     "sliding_window": "attention.sliding_window",
@@ -103,6 +104,8 @@ def fields_of(config: Any, architecture: str) -> dict[str, Any]:
             theirs: value for name, theirs in more.items() if (value := getattr(config, name, None))
         },
     }
+    if config.model_type == "gpt_oss":
+        fields["expert_feed_forward_length"] = config.intermediate_size
     fields |= positions_of(config, width)
     return {f"{architecture}.{name}": value for name, value in fields.items()}
 
@@ -118,10 +121,11 @@ def positions_of(config: Any, width: int) -> dict[str, Any]:
         growth = config.max_position_embeddings / trained
         fields["rope.scaling.original_context_length"] = trained
         fields["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(growth) / math.log(trained))
-    if "llama_4_scaling_beta" in rope:
+    if "llama_4_scaling_beta" in rope or config.model_type == "gpt_oss":
         fields["rope.scaling.type"] = "yarn"
         fields["rope.scaling.factor"] = float(rope["factor"])
         fields["rope.scaling.original_context_length"] = trained
+    if "llama_4_scaling_beta" in rope:
         fields["rope.scaling.yarn_log_multiplier"] = float(rope["mscale_all_dim"])
         fields["attention.temperature_scale"] = float(rope["llama_4_scaling_beta"])
     return fields
@@ -211,9 +215,12 @@ def write(
             writer.add_tensor(f"rope_factors_{name.removesuffix('_factor')}.weight", listed)
     for number, (name, parameter) in enumerate(model.named_parameters()):
         if ".experts." in name:
-            parameter.data = _add_experts(writer, name, parameter.detach().float(), types or {})
+            add = _add_experts_in_turn if model_type == "gpt_oss" else _add_experts
+            parameter.data = add(writer, name, parameter.detach().float(), types or {})
             continue
         name = name.replace("block_sparse_moe.router", "mlp.gate")
+        if name.endswith(".sinks"):
+            name += ".weight"
         file_name = names.get_name(name, (".weight", ".bias"))
         heads = _paired_heads(file_name, config, architecture)
         weight = parameter.detach().float().clone()
@@ -260,6 +267,24 @@ def _add_experts(
         kind = kinds[-1] if kinds else QuantType.F32
         unpacked.append(_add_joint(writer, file_name, weights.contiguous(), kind))
     return torch.cat(unpacked, 1)
+
+
+def _add_experts_in_turn(
+    writer: gguf.GGUFWriter, name: str, values: torch.Tensor, types: Mapping[str, QuantType]
+) -> torch.Tensor:
+    """The same of a parameter in which gate and up take turns, as columns or as biases."""
+    is_bias = name.endswith("_bias")
+    joint = values if is_bias else values.mT.contiguous()
+    names = ("gate", "up") if "gate_up_proj" in name else ("down",)
+    unpacked = torch.empty_like(joint)
+    for number, projection in enumerate(names):
+        rows = joint[:, number :: len(names)].contiguous()
+        layer = name.split(".")[2]
+        file_name = f"blk.{layer}.ffn_{projection}_exps.{'bias' if is_bias else 'weight'}"
+        kinds = [kind for part, kind in types.items() if part in file_name]
+        kind = kinds[-1] if kinds and not is_bias else QuantType.F32
+        unpacked[:, number :: len(names)] = _add_joint(writer, file_name, rows, kind)
+    return unpacked if is_bias else unpacked.mT.contiguous()
 
 
 def _add_joint(

@@ -99,6 +99,21 @@ _QUERY_SCALE = {
     "mscale_all_dim": 0.5,
     "llama_4_scaling_beta": 0.3,
 }
+#: with the positions of transformers' defaults, for shorter texts
+_GPT_OSS: dict[str, Any] = {
+    "head_dim": 8,
+    "sliding_window": 16,
+    "swiglu_limit": 1.5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 8.0,
+        "beta_fast": 4.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 64,
+    },
+}
 #: and those that set its switches
 SWITCHED: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": ("ministral", _WINDOWS),
@@ -154,6 +169,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 1.5,
         },
     ),
+    "gpt_oss": ("gpt_oss", {**_EXPERTS, "num_local_experts": 6, **_GPT_OSS}),
 }
 SWITCHED |= MIXTURES
 FAMILIES = PLAIN | SWITCHED
@@ -177,9 +193,9 @@ def build(
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model = model_class(config).eval()
     if kind in {kind for kind, _ in SWITCHED.values()}:
-        for parameter in model.parameters():
-            if parameter.dim() == 1:  # norms, each another one
-                parameter.data += 0.3 * torch.randn(len(parameter))
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 or name.endswith("bias"):  # norms, each another one
+                parameter.data += 0.3 * torch.randn(parameter.shape)
     return model
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from tokenswift.kernels.attention import AttentionContext
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.int8_cache import Pages
-from tokenswift.kernels.formats import FORMATS, Format, Stored
+from tokenswift.kernels.formats import FORMATS, MXFP4, Format, Stored
 from tokenswift.kernels.packed import Packed
 from tokenswift.kv.cache import FullCache
 
@@ -264,6 +264,10 @@ def random_weight(form: Format, rows: int, columns: int, seed: int) -> Stored:
     scales = scales.to(torch.float16)
     scales[:, 0] = 0.0
     by_block = blocks.unflatten(1, (-1, form.nbytes))
+    if form is MXFP4:  # exponents alone
+        by_block[..., 0] = torch.randint(100, 125, by_block.shape[:2], generator=noise)
+        by_block[0, :, 0] = 0
+        return Stored(form, blocks)
     at_the_end = {"q6_k": [208], "q3_k": [108], "q2_k": [80, 82]}
     places = at_the_end.get(form.name, [0] if form.offset else [0, 2])
     for scale, place in zip(scales, places, strict=False):

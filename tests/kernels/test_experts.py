@@ -28,6 +28,8 @@ MIXTURES = {
     "sigmoid, renormalised": replace(ALONE, sigmoid=True, renormalised=True),
     "one expert a row": replace(ALONE, used=1),
     "all experts": replace(ALONE, used=ALONE.experts),
+    "biases, limits of gates, and sinks": replace(MIXTURE, biased=True),
+    "the same without a shared expert": replace(ALONE, biased=True, renormalised=True),
     "narrow experts, no whole panel": replace(ALONE, inner=34),
 }
 BITS = [

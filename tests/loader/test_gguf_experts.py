@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gguf_files import small, write
+from tests.gguf_files import QuantType, small, write
 from tests.loader.test_gguf import GREEDY, MIXES, PROMPT, far, lean_logits, logits, opened
 from tokenswift import LLM
 from tokenswift.kernels.weights import Mixture
@@ -32,12 +32,22 @@ CHANGES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.7,
         "logits_scaling": 1.5,
     },
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 6,
+        "swiglu_limit": 7.0,
+    },
 }
+
+
+#: with experts as gpt-oss's files have them
+WITH_MXFP4 = {**MIXES, "mxfp4": {"": QuantType.Q8_0, "exps": QuantType.MXFP4}}
 
 
 def written(path: Path, kind: str, mix: str = "f32", **options: Any) -> Any:
     """The model of a family's file."""
-    return write(path, small(kind, **CHANGES[kind]), MIXES[mix], **options)
+    return write(path, small(kind, **CHANGES[kind]), WITH_MXFP4[mix], **options)
 
 
 def mixture_of(path: Path) -> Mixture:
@@ -50,7 +60,11 @@ def mixture_of(path: Path) -> Mixture:
 
 @pytest.mark.parametrize(
     ("kind", "mix"),
-    [*(("qwen3_moe", mix) for mix in MIXES), *((kind, "q4_k_m") for kind in CHANGES)],
+    [
+        *(("qwen3_moe", mix) for mix in MIXES),
+        *((kind, "q4_k_m") for kind in CHANGES),
+        *(("gpt_oss", mix) for mix in ("f32", "f16", "bf16", "mxfp4")),
+    ],
 )
 def test_logits_are_those_of_the_tensors(kind: str, mix: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"

@@ -24,7 +24,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": 16},
     "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 2},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 0.5},
-    "gpt_oss": {"head_dim": 8, "sliding_window": 16, "rope_parameters": PLAIN_ROPE, **EXPERTS},
+    # an activation that its experts pass over: natively none but SiLU is run
+    "gpt_oss": {
+        "head_dim": 8,
+        "hidden_act": "gelu",
+        "sliding_window": 16,
+        "rope_parameters": PLAIN_ROPE,
+        **EXPERTS,
+    },
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "gpt2": ({"n_embd": 48, "n_layer": 2, "n_head": 6}, "'gpt2'; valid: .* rotary positions"),

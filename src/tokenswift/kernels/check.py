@@ -34,6 +34,9 @@ BEFORE = 501  # committed keys
 TAIL = 19  # positions that are compared, across the end of a chunk
 WINDOW = 300  # of the second layer
 MIXTURE = Mixture(experts=7, used=2, inner=64, shared=96, shared_gate=True)
+BIASED = replace(MIXTURE, biased=True)
+GATE_LIMIT = 0.5  # of a mixture whose experts have biases
+GATE_SLOPE = 1.702
 OUTLIER = 3  # channel of a key that is larger than the others
 
 
@@ -48,7 +51,8 @@ class Case:
         width: of heads.
         keys: type of keys and values, if it is another; in int8, the second layer's keys have 16
             bits.
-        mixture: of the second layer; None: it has one MLP.
+        mixture: of the second layer; None: it has one MLP. Where its experts have biases, the layer
+            has sinks, too, and gates have a limit.
     """
 
     def __init__(
@@ -66,7 +70,8 @@ class Case:
         self.name = f"{name}, keys of {keys or dtype}{experts}".strip()
         self._bodies: dict[Backend, Body] = {}
         shape = _shape(dtype, keys or dtype, active or active_type(dtype), width)
-        self.shape = replace(shape, mixture=mixture)
+        limit = GATE_LIMIT if mixture is not None and mixture.biased else 0.0
+        self.shape = replace(shape, mixture=mixture, gate_limit=limit, gate_slope=GATE_SLOPE)
         random = _Random(backend, form)
         bias = random.tensor((HEADS + 2 * KV_HEADS) * width)
         bias[HEADS * width + OUTLIER] *= 100  # of keys, as some models have it
@@ -190,17 +195,23 @@ class _Random:
             qkv_bias=bias,
             window=number * WINDOW,
             wide_keys=number > 0,
+            sinks=None if mixture is None or not mixture.biased else self.tensor(HEADS, size=8),
         )
 
     def experts(self, mixture: Mixture, dtype: torch.dtype) -> ExpertWeights:
         """A mixture's experts and their router."""
         count = mixture.experts
         router = self.tensor(mixture.router_rows, HIDDEN)
-        return ExpertWeights(
+        experts = ExpertWeights(
             router=self.backend.pack(router, torch.float32),
             gate_up=[self.weight(2 * mixture.inner, HIDDEN, dtype) for _ in range(count)],
             down=[self.weight(HIDDEN, mixture.inner, dtype) for _ in range(count)],
         )
+        if mixture.biased:
+            experts.router_bias = self.tensor(mixture.router_rows)
+            experts.gate_up_bias = self.tensor(count, 2 * mixture.inner)
+            experts.down_bias = self.tensor(count, HIDDEN)
+        return experts
 
 
 def _segment(rows: int, keys: FullCache, parents: Sequence[int] | None = None) -> Segment:

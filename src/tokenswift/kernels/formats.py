@@ -155,11 +155,13 @@ def _by_parts(work: Callable[[slice], None], rows: int, columns: int) -> None:
 
 Q4_0 = Format("q4_0", 2, 32, 18, 4, offset=8, written=True)
 Q4_1 = Format("q4_1", 3, 32, 20, 4, written=True)
+MXFP4 = Format("mxfp4", 39, 32, 17, 4, offset=128)
 Q8_0 = Format("q8_0", 8, 32, 34, 8, offset=128, written=True)
 #: a file that has several is called by the first of them here; users may quantize to `written` ones
 FORMATS = {
     form.name: form
     for form in (
+        MXFP4,
         Q8_0,
         Format("q6_k", 14, 256, 210, 6, group=16, offset=32),
         Format("q5_k", 13, 256, 176, 5),

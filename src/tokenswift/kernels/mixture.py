@@ -13,11 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.kernels.packed import Packed
-from tokenswift.kernels.weights import ExpertWeights, Mixture
+from tokenswift.kernels.weights import ExpertWeights, Mixture, MlpWeights
 
-#: a gated MLP: its input, (n, D); gate and up in one; down
-GatedMlp = Callable[[Tensor, Packed, Packed], Tensor]
+#: a gated MLP: its input, (n, D), and its weights
+GatedMlp = Callable[[Tensor, MlpWeights], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +64,6 @@ def mixed_outputs(
     total = torch.zeros(inputs.shape, dtype=torch.float32, device=inputs.device)
     for expert in routes.experts.unique().tolist():
         rows, places = (routes.experts == expert).nonzero(as_tuple=True)
-        output = mlp(inputs[rows], weights.gate_up[expert], weights.down[expert])
+        output = mlp(inputs[rows], weights.mlp(expert))
         total[rows] += routes.weights[rows, places, None] * output
     return total

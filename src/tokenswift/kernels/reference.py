@@ -20,7 +20,13 @@ from tokenswift.kernels.attention import (
 from tokenswift.kernels.batch import Body, LayerPass
 from tokenswift.kernels.mixture import mixed_outputs, routes_of
 from tokenswift.kernels.packed import Packed
-from tokenswift.kernels.weights import ExpertWeights, LayerWeights, Shape, active_type
+from tokenswift.kernels.weights import (
+    ExpertWeights,
+    LayerWeights,
+    MlpWeights,
+    Shape,
+    active_type,
+)
 from tokenswift.kv.passes import Segment
 
 
@@ -64,7 +70,7 @@ class ReferenceLayers:
             else:
                 if not shape.parallel:
                     normed = self._normed(states, layer.mlp_norm, shape, shape.active)
-                output = self._mlp(normed, layer, shape)
+                output = self._mlp(normed, layer.mlp(), shape)
             states += self._normed(output, layer.down_norm, shape) * shape.residual
         if shape.parallel:
             states -= states.mean(-1, keepdim=True)
@@ -137,20 +143,24 @@ class ReferenceLayers:
                 scale=shape.scale,
                 window=layer.window if entries.ordered else 0,
                 softcap=shape.cap or None,
+                sinks=layer.sinks,
                 masks=each.masks,
             )
             mixed.append(self.attend(each.queries[-1], context))
         return torch.cat(mixed).flatten(1)
 
     def _mlp(
-        self, normed: Float[Tensor, "n D"], layer: LayerWeights, shape: Shape
+        self, normed: Float[Tensor, "n D"], weights: MlpWeights, shape: Shape
     ) -> Float[Tensor, "n D"]:
-        gate_up, down = layer.mlp()
-        gated = self._gated(self.linear(normed, gate_up, layer.gate_up_bias), shape)
-        return self.linear(gated, down, layer.down_bias)
+        gated = self._gated(self.linear(normed, weights.gate_up, weights.gate_up_bias), shape)
+        return self.linear(gated, weights.down, weights.down_bias)
 
     def _gated(self, gate_up: Float[Tensor, "n N"], shape: Shape) -> Float[Tensor, "n inner"]:
         gate, up = gate_up.chunk(2, dim=-1)
+        if shape.gate_limit:
+            gate = gate.clamp(max=shape.gate_limit)
+            up = up.clamp(-shape.gate_limit, shape.gate_limit) + 1
+            return (gate * (gate * shape.gate_slope).sigmoid() * up).to(shape.active)
         gated = F.gelu(gate, approximate="tanh") if shape.gelu else F.silu(gate)
         return (gated * up).to(shape.active)
 
@@ -166,17 +176,17 @@ class ReferenceLayers:
         if mixture is None:
             raise ValueError("a layer has experts, and the shape no mixture")
         normed = self._normed(states, layer.mlp_norm, shape)
-        logits = self.linear(normed, experts.router)
+        logits = self.linear(normed, experts.router, experts.router_bias)
         active = normed.to(shape.active)
 
-        def mlp(inputs: Tensor, gate_up: Packed, down: Packed) -> Tensor:
-            return self.linear(self._gated(self.linear(inputs, gate_up), shape), down)
+        def mlp(inputs: Tensor, weights: MlpWeights) -> Tensor:
+            return self._mlp(inputs, weights, shape)
 
         routes = routes_of(logits[:, : mixture.experts], mixture, experts.bias)
         total = mixed_outputs(active, routes, experts, mlp)
         if layer.gate_up is None:
             return total
-        shared = self._mlp(active, layer, shape)
+        shared = self._mlp(active, layer.mlp(), shape)
         if mixture.shared_gate:
             shared = logits[:, mixture.experts :].sigmoid() * shared
         return total + shared

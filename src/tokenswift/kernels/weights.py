@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ class Mixture:
             output is multiplied with.
         sigmoid: whether a score is a logit's sigmoid, else the softmax over all experts.
         renormalised: whether the scores of a row's experts are divided by their sum.
+        biased: whether the router and the experts have biases.
     """
 
     experts: int
@@ -36,6 +38,7 @@ class Mixture:
     shared_gate: bool = False
     sigmoid: bool = False
     renormalised: bool = False
+    biased: bool = False
 
     @property
     def router_rows(self) -> int:
@@ -59,6 +62,9 @@ class Shape:
         cap: attention scores become ``cap * tanh(score / cap)``; 0: they stay.
         residual: what attention and MLP add to a state is multiplied with it.
         gelu: whether the MLP's activation is GeLU by its tanh, else SiLU.
+        gate_limit: of a clamped SwiGLU: gates are at most this, and what they are multiplied with
+            is between it and minus it, plus 1; 0: neither.
+        gate_slope: of its gates: SiLU is of so many times the gate, divided by as much.
         norm_all_heads: whether norms of queries and keys are over all heads together.
         parallel: whether attention and MLP take in the same norm, of states without their mean.
     """
@@ -77,6 +83,8 @@ class Shape:
     cap: float = 0.0
     residual: float = 1.0
     gelu: bool = False
+    gate_limit: float = 0.0
+    gate_slope: float = 1.0
     norm_all_heads: bool = False
     parallel: bool = False
     mixture: Mixture | None = None
@@ -92,6 +100,21 @@ def active_type(weights: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if weights == torch.bfloat16 else torch.float32
 
 
+class MlpWeights(NamedTuple):
+    """The weights of one gated MLP.
+
+    Attributes:
+        gate_up: gate, then up, (2 · inner, D).
+        down: (D, inner).
+        gate_up_bias, down_bias: (2 · inner,) and (D,); None: none.
+    """
+
+    gate_up: Packed
+    down: Packed
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+
+
 @dataclass(slots=True)
 class ExpertWeights:
     """The weights of a layer's experts.
@@ -99,19 +122,38 @@ class ExpertWeights:
     Attributes:
         router: (`Mixture.router_rows`, D), float32.
         gate_up, down: of each expert, as those of an MLP.
-        bias: added to the scores by which experts are chosen, (E,).
+        router_bias: added to the router's logits, (`Mixture.router_rows`,); None: none.
+        gate_up_bias, down_bias: of all experts, (E, 2 · inner) and (E, D); None: none.
+        bias: added to the scores by which experts are chosen, not to those that weigh them, (E,).
         c_experts: the experts as structures of the CPU kernels, which make them once.
     """
 
     router: Packed
     gate_up: list[Packed]
     down: list[Packed]
+    router_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
     bias: Tensor | None = None
     c_experts: object | None = None
 
     def packed(self) -> list[Packed]:
         """The experts' weights, without the router."""
         return [*self.gate_up, *self.down]
+
+    def vectors(self) -> list[Tensor]:
+        """All biases."""
+        biases = (self.router_bias, self.gate_up_bias, self.down_bias, self.bias)
+        return [bias for bias in biases if bias is not None]
+
+    def mlp(self, expert: int) -> MlpWeights:
+        """The weights of one expert."""
+        return MlpWeights(
+            self.gate_up[expert],
+            self.down[expert],
+            None if self.gate_up_bias is None else self.gate_up_bias[expert],
+            None if self.down_bias is None else self.down_bias[expert],
+        )
 
 
 @dataclass(slots=True)
@@ -137,6 +179,7 @@ class LayerWeights:
             which a pass has a row for each of its states, ((H + 2 K) d, D).
         second_norm: weight of the norm of that input.
         experts: of a mixture; None: the layer has one MLP.
+        sinks: a score of each head that takes part in the softmax and has no value, (H,).
     """
 
     qkv: Packed
@@ -159,16 +202,17 @@ class LayerWeights:
     second_qkv: Packed | None = None
     second_norm: Tensor | None = None
     experts: ExpertWeights | None = None
+    sinks: Tensor | None = None
 
-    def mlp(self) -> tuple[Packed, Packed]:
-        """gate_up and down.
+    def mlp(self) -> MlpWeights:
+        """The weights of the layer's one MLP.
 
         Raises:
             ValueError: the layer has none, only experts.
         """
         if self.gate_up is None or self.down is None:
             raise ValueError("the layer has experts alone; valid: one with an MLP")
-        return self.gate_up, self.down
+        return MlpWeights(self.gate_up, self.down, self.gate_up_bias, self.down_bias)
 
     def packed(self) -> list[Packed]:
         """All weights that are multiplied with, but for a router."""
@@ -182,6 +226,8 @@ class LayerWeights:
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
                 yield value
+        if self.experts is not None:
+            yield from self.experts.vectors()
         routers = [] if self.experts is None else [self.experts.router]
         for weight in (*self.packed(), *routers):
             yield from (part.data for part in weight.parts)

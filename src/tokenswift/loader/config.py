@@ -112,7 +112,7 @@ def completed(kind: str, stated: Mapping[str, object]) -> ModelConfig | None:
         None where transformers may understand it otherwise.
     """
     family = FAMILIES[kind]
-    stated = _with_own_count(stated, family)
+    stated = _without_blocks(_with_own_count(stated, family), family)
     known = {"head_dim": None, **family.defaults}  # which is read without a default
     if not stated.keys() <= known.keys() | IGNORED_FIELDS:
         return None
@@ -131,7 +131,10 @@ def completed(kind: str, stated: Mapping[str, object]) -> ModelConfig | None:
         fields["head_dim"] = hidden_size // heads
     fields["num_key_value_heads"] = fields["num_key_value_heads"] or heads
     positions = reader.integer("max_position_embeddings")
-    rope = positions_said({**fields, **stated}, positions, family.rope_bases, family.rope_fields)
+    said = {**fields, **stated}
+    if family.rope and not any(said.get(name) for name in ROPES):
+        said["rope_parameters"] = family.rope
+    rope = positions_said(said, positions, family.rope_bases, family.rope_fields)
     activation = fields.get("hidden_activation", fields["hidden_act"])
     if rope is None or activation != family.activation:
         return None
@@ -154,6 +157,16 @@ def _with_own_count(stated: Mapping[str, object], family: Family) -> Mapping[str
         return stated
     count = family.experts.count
     return {count if name in EXPERT_COUNTS else name: value for name, value in stated.items()}
+
+
+def _without_blocks(stated: Mapping[str, object], family: Family) -> Mapping[str, object]:
+    """Fields without the one that says that experts are stored in MXFP4, as their tensors show."""
+    quantization = stated.get("quantization_config")
+    if family.experts is None or not family.experts.in_turn or quantization is None:
+        return stated
+    if not isinstance(quantization, Mapping) or quantization.get("quant_method") != "mxfp4":
+        return stated
+    return {name: value for name, value in stated.items() if name != "quantization_config"}
 
 
 def _scales_queries(rope: Mapping[str, object]) -> bool:

@@ -3,6 +3,9 @@
 Checkpoints hold a tensor for each projection of each expert, or one of three dimensions for all of
 them, under several names. Here all have the names of the first kind: matrices are read, quantized
 and packed one at a time.
+
+gpt-oss holds gate and up row by row in turn: as matrices the other way round, or in blocks of
+MXFP4, whose numbers and scales are two tensors.
 """
 
 from __future__ import annotations
@@ -10,18 +13,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
+from jaxtyping import UInt8
 from torch import Tensor
 
-from tokenswift.kernels.formats import Stored
+from tokenswift.kernels.formats import MXFP4, Stored
 from tokenswift.kernels.weights import Mixture
 from tokenswift.loader.tensors import Entry
 from tokenswift.types import InputError
 
 #: the router, the gate of the expert that all rows go through, and that expert
 ROUTER = "mlp.gate.weight"
+ROUTER_BIAS = "mlp.gate.bias"
 SHARED_GATE = "mlp.shared_expert_gate.weight"
 SHARED = "mlp.shared_expert"
 #: projections of an expert
@@ -39,8 +44,22 @@ JOINT_NAMES = {
     "experts.gate_proj.weight": (GATE,),
     "experts.up_proj.weight": (UP,),
     "experts.down_proj.weight": (DOWN,),
+    "experts.gate_proj.bias": (GATE,),
+    "experts.up_proj.bias": (UP,),
+    "experts.down_proj.bias": (DOWN,),
 }
+#: the same of a family whose projections stand row by row in turn (`ExpertFields.in_turn`)
+IN_TURN_NAMES = {
+    "experts.gate_up_proj": (GATE, UP),
+    "experts.down_proj": (DOWN,),
+    "experts.gate_up_proj_bias": (GATE, UP),
+    "experts.down_proj_bias": (DOWN,),
+}
+#: ends of the names of a weight's numbers and scales in MXFP4
+BLOCKS = "_blocks"
+SCALES = "_scales"
 ROUTER_NAMES = ("gate.weight", "router.weight", "router.layer.weight")
+ROUTER_BIAS_NAME = "router.bias"
 _LAYER_PART = re.compile(r"(model\.layers\.\d+\.)(?:mlp|block_sparse_moe)\.(.+)")
 _ONE_EXPERT = re.compile(r"experts\.(\d+)\.(w[123])\.weight")
 
@@ -52,6 +71,11 @@ def expert_name(layer: str, expert: int, projection: str) -> str:
         layer: what names of the layer begin with, "model.layers.0.".
     """
     return f"{layer}mlp.experts.{expert}.{projection}.weight"
+
+
+def bias_name(layer: str, expert: int, projection: str) -> str:
+    """The name of a projection's bias."""
+    return f"{layer}mlp.experts.{expert}.{projection}.bias"
 
 
 def is_router(name: str) -> bool:
@@ -67,24 +91,66 @@ class Place(NamedTuple):
         layer: what names of the layer begin with.
         name: its name here; "" where it holds several weights.
         projections: those that it holds of all experts, one below the other.
+        in_turn: whether rows of its projections take turns instead.
+        is_bias: whether it holds biases.
     """
 
     layer: str
     name: str
     projections: tuple[str, ...] = ()
+    in_turn: bool = False
+    is_bias: bool = False
+
+    def parts(self, experts: int, rows: int) -> Iterator[Part]:
+        """What it holds, in order.
+
+        Args:
+            rows: of one projection.
+        """
+        name_of = bias_name if self.is_bias else expert_name
+        for expert in range(experts):
+            for number, projection in enumerate(self.projections):
+                part = slice(number * rows, (number + 1) * rows)
+                if self.in_turn:
+                    part = slice(number, None, len(self.projections))
+                yield Part(name_of(self.layer, expert, projection), expert, part)
+
+    def shape(self, mixture: Mixture, hidden: int) -> tuple[int, ...]:
+        """The shape of one projection."""
+        is_down = self.projections == (DOWN,)
+        rows = hidden if is_down else mixture.inner
+        columns = mixture.inner if is_down else hidden
+        return (rows,) if self.is_bias else (rows, columns)
 
 
-def place_of(name: str) -> Place | None:
+class Part(NamedTuple):
+    """A projection's weight or bias of one expert, and which rows of all the expert's it is."""
+
+    name: str
+    expert: int
+    rows: slice
+
+
+def place_of(name: str, in_turn: bool = False) -> Place | None:
     """The place of a tensor by its name in a checkpoint or a model of transformers; None: it is no
-    part of a mixture, or has its name here."""
+    part of a mixture, or has its name here.
+
+    Args:
+        in_turn: whether the family's projections stand row by row in turn.
+    """
     match = _LAYER_PART.fullmatch(name)
     if match is None:
         return None
     layer, part = match.groups()
     if part in ROUTER_NAMES:
         return Place(layer, layer + ROUTER)
+    if part == ROUTER_BIAS_NAME:
+        return Place(layer, layer + ROUTER_BIAS)
+    is_bias = part.endswith("bias")
+    if in_turn and part in IN_TURN_NAMES:
+        return Place(layer, "", IN_TURN_NAMES[part], in_turn=True, is_bias=is_bias)
     if part in JOINT_NAMES:
-        return Place(layer, "", JOINT_NAMES[part])
+        return Place(layer, "", JOINT_NAMES[part], is_bias=is_bias)
     one = _ONE_EXPERT.fullmatch(part)
     if one is None:
         return None
@@ -92,30 +158,54 @@ def place_of(name: str) -> Place | None:
     return Place(layer, expert_name(layer, int(expert), SHORT_NAMES[short]))
 
 
-#: reads some rows of one expert's matrix from a tensor of all experts
-ReadPart: TypeAlias = Callable[[Entry, int, slice], Tensor | Stored]
+#: reads some rows of one expert's matrix, or of its bias, from a tensor of all experts
+ReadPart: TypeAlias = Callable[[Entry, Part], Tensor | Stored]
 
 
-def read_part(entry: Entry, expert: int, rows: slice) -> Tensor | Stored:
-    """Rows of an expert from a tensor of three dimensions, of which no more than that is read."""
+def read_part(entry: Entry, part: Part) -> Tensor | Stored:
+    """Rows of an expert from a tensor of two or three dimensions, of which no more than that is
+    read."""
     values = entry.get()
     if isinstance(values, Stored):
         raise InputError(f"tensor {entry.name} is quantized; valid: a tensor of float numbers")
-    return values[expert, rows]
+    return values[part.expert, part.rows]
+
+
+def _read_turned(entry: Entry, part: Part) -> Tensor | Stored:
+    """The same of a tensor that holds matrices the other way round."""
+    values = entry.get()
+    if isinstance(values, Stored):
+        raise InputError(f"tensor {entry.name} is quantized; valid: a tensor of float numbers")
+    return values[part.expert].T[part.rows]
+
+
+def _read_blocks(numbers: Entry, scales: Entry, part: Part) -> Stored:
+    """The same of two tensors of MXFP4 (`microscaled`)."""
+    parts: list[Tensor] = []
+    for entry in (numbers, scales):
+        values = entry.get()
+        if isinstance(values, Stored):
+            raise InputError(f"tensor {entry.name} is quantized; valid: a tensor of bytes")
+        parts.append(values[part.expert, part.rows])
+    return microscaled(*parts)
+
+
+def microscaled(numbers: UInt8[Tensor, "N B 16"], scales: UInt8[Tensor, "N B"]) -> Stored:
+    """A weight from the numbers and scales of its blocks: here a block's scale stands before its
+    numbers, and a byte holds two that are 16 apart, not neighbours."""
+    places = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
+    halves = places[..., :16] | places[..., 16:] << 4
+    return Stored(MXFP4, torch.cat((scales[..., None], halves), -1).flatten(-2))
 
 
 def split_entries(
-    entries: Mapping[str, Entry],
-    mixture: Mixture,
-    hidden: int,
-    where: str,
-    read: ReadPart = read_part,
+    entries: Mapping[str, Entry], layout: MixtureLayout, where: str, read: ReadPart = read_part
 ) -> dict[str, Entry]:
     """The tensors of a file, each weight by itself, under its name here.
 
     Args:
         entries: by names that `place_of` knows, or by those that they have here.
-        hidden: D.
+        layout: of a model whose layers have experts.
         where: the file, for messages.
         read: how a part of a tensor of all experts is read.
     Raises:
@@ -123,78 +213,149 @@ def split_entries(
     """
     split: dict[str, Entry] = {}
     for name, entry in entries.items():
-        place = place_of(name)
+        numbers = name.removesuffix(BLOCKS)
+        scales = entries.get(numbers + SCALES)
+        if name.endswith(SCALES) and name.removesuffix(SCALES) + BLOCKS in entries:
+            continue
+        if numbers != name and scales is not None:
+            split.update(_parts_in_blocks(numbers, entry, scales, layout, where))
+            continue
+        place = place_of(name, layout.in_turn)
         if place is None:
             split[name] = entry
         elif place.name:
             split[place.name] = entry
         else:
-            rows, columns = _matrix(place, mixture, hidden)
-            shape = (mixture.experts, rows * len(place.projections), columns)
-            if entry.shape != shape:
-                raise InputError(
-                    f"{where}: tensor {entry.name} is {entry.shape} in {entry.kind}; valid: {shape}"
-                )
-            for part in _parts(place, mixture.experts, rows):
-                get = partial(read, entry, part.expert, part.rows)
-                split[part.name] = Entry(entry.name, (rows, columns), entry.kind, get)
+            split.update(_parts_of(place, entry, layout, where, read))
     return split
 
 
-def parameter_parts(name: str, values: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The weights that a parameter of transformers' models holds, by their names here."""
-    place = place_of(name)
+class MixtureLayout(Protocol):
+    """What of a model's layout its experts depend on (`layout.Layout`)."""
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """How rows go through experts."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """D."""
+        ...
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether gate and up stand row by row in turn."""
+        ...
+
+
+def _mixture_of(layout: MixtureLayout) -> Mixture:
+    if layout.mixture is None:
+        raise ValueError("the layout has no mixture; valid: one whose layers have experts")
+    return layout.mixture
+
+
+def _parts_of(
+    place: Place, entry: Entry, layout: MixtureLayout, where: str, read: ReadPart
+) -> Iterator[tuple[str, Entry]]:
+    """What a tensor of all experts holds."""
+    mixture = _mixture_of(layout)
+    rows, *columns = place.shape(mixture, layout.hidden_size)
+    joint = [rows * len(place.projections), *columns]
+    is_turned = place.in_turn and not place.is_bias
+    _check_shape(entry, (mixture.experts, *(reversed(joint) if is_turned else joint)), where)
+    if is_turned:
+        read = _read_turned
+    for part in place.parts(mixture.experts, rows):
+        yield part.name, Entry(entry.name, (rows, *columns), entry.kind, partial(read, entry, part))
+
+
+def _parts_in_blocks(
+    name: str, numbers: Entry, scales: Entry, layout: MixtureLayout, where: str
+) -> Iterator[tuple[str, Entry]]:
+    """What two tensors of MXFP4 hold together.
+
+    Args:
+        name: what their names have in common.
+    """
+    place = place_of(name, layout.in_turn)
+    if place is None or not place.in_turn or place.is_bias:
+        raise InputError(
+            f"{where}: tensor {numbers.name} holds blocks of MXFP4; valid: of experts of gpt-oss"
+        )
+    mixture = _mixture_of(layout)
+    rows, columns = place.shape(mixture, layout.hidden_size)
+    if columns % MXFP4.block:
+        raise InputError(
+            f"{where}: tensor {numbers.name} holds rows of {columns} numbers in blocks; valid: "
+            f"rows of a multiple of {MXFP4.block}"
+        )
+    shape = (mixture.experts, rows * len(place.projections), columns // MXFP4.block)
+    _check_shape(numbers, (*shape, MXFP4.block // 2), where, "U8")
+    _check_shape(scales, shape, where, "U8")
+    for part in place.parts(mixture.experts, rows):
+        read = partial(_read_blocks, numbers, scales, part)
+        yield part.name, Entry(numbers.name, (rows, columns), MXFP4.name.upper(), read)
+
+
+def _check_shape(entry: Entry, shape: tuple[int, ...], where: str, kind: str = "") -> None:
+    """Refuse a tensor of another shape, or of another type where one is given."""
+    if entry.shape == shape and entry.kind == (kind or entry.kind):
+        return
+    valid = f"{shape} in {kind}" if kind else f"{shape}"
+    raise InputError(
+        f"{where}: tensor {entry.name} is {entry.shape} in {entry.kind}; valid: {valid}"
+    )
+
+
+def parameter_parts(
+    name: str, values: Tensor, in_turn: bool = False
+) -> Iterator[tuple[str, Tensor]]:
+    """The weights that a parameter of transformers' models holds, by their names here.
+
+    Args:
+        in_turn: as of `place_of`.
+    """
+    place = place_of(name, in_turn)
     if place is None:
         yield name, values
     elif place.name:
         yield place.name, values
     else:
+        if place.in_turn and not place.is_bias:
+            values = values.mT
         rows = values.shape[1] // len(place.projections)
-        for part in _parts(place, values.shape[0], rows):
+        for part in place.parts(values.shape[0], rows):
             yield part.name, values[part.expert, part.rows]
 
 
 def joint_parameter(
-    name: str, shape: Sequence[int], get: Callable[[str], Tensor | Stored | None]
+    name: str,
+    shape: Sequence[int],
+    get: Callable[[str], Tensor | Stored | None],
+    in_turn: bool = False,
 ) -> Tensor | Stored | None:
     """A parameter of transformers' models; None: a bias that is zero.
 
     Args:
         get: a weight by its name here.
+        in_turn: as of `place_of`.
     """
-    place = place_of(name)
+    place = place_of(name, in_turn)
     if place is None or place.name:
         return get(name if place is None else place.name)
-    experts: list[Tensor] = []
-    rows = shape[1] // len(place.projections)
-    for part in _parts(place, shape[0], rows):
+    is_turned = place.in_turn and not place.is_bias
+    rows = shape[-1 if is_turned else 1] // len(place.projections)
+    values: Tensor | None = None
+    for part in place.parts(shape[0], rows):
         weight = get(part.name)
         if weight is None:
             raise InputError(f"the model has no weight {part.name}")
-        experts.append(weight.decode() if isinstance(weight, Stored) else weight)
-    return torch.cat(experts).view(shape)
-
-
-class _Part(NamedTuple):
-    """A projection's weight of one expert, and which rows of the expert's matrix it is."""
-
-    name: str
-    expert: int
-    rows: slice
-
-
-def _parts(place: Place, experts: int, rows: int) -> Iterator[_Part]:
-    """What a tensor of all experts holds, in order."""
-    for expert in range(experts):
-        for number, projection in enumerate(place.projections):
-            part = slice(number * rows, (number + 1) * rows)
-            yield _Part(expert_name(place.layer, expert, projection), expert, part)
-
-
-def _matrix(place: Place, mixture: Mixture, hidden: int) -> tuple[int, int]:
-    """Rows and columns of one projection."""
-    is_down = place.projections == (DOWN,)
-    return (hidden, mixture.inner) if is_down else (mixture.inner, hidden)
+        dense = weight.decode() if isinstance(weight, Stored) else weight
+        if values is None:
+            values = dense.new_empty(tuple(shape))
+        (values.mT if is_turned else values)[part.expert, part.rows] = dense
+    return values
 
 
 def expert_shapes(layer: str, mixture: Mixture, hidden: int) -> dict[str, tuple[int, ...]]:
@@ -204,6 +365,12 @@ def expert_shapes(layer: str, mixture: Mixture, hidden: int) -> dict[str, tuple[
         shapes[expert_name(layer, expert, GATE)] = (mixture.inner, hidden)
         shapes[expert_name(layer, expert, UP)] = (mixture.inner, hidden)
         shapes[expert_name(layer, expert, DOWN)] = (hidden, mixture.inner)
+    if mixture.biased:
+        shapes[layer + ROUTER_BIAS] = (mixture.experts,)
+        for expert in range(mixture.experts):
+            shapes[bias_name(layer, expert, GATE)] = (mixture.inner,)
+            shapes[bias_name(layer, expert, UP)] = (mixture.inner,)
+            shapes[bias_name(layer, expert, DOWN)] = (hidden,)
     if mixture.shared:
         shapes[f"{layer}{SHARED}.{GATE}.weight"] = (mixture.shared, hidden)
         shapes[f"{layer}{SHARED}.{UP}.weight"] = (mixture.shared, hidden)

@@ -30,7 +30,14 @@ from tokenswift.loader.dense_families import (
     SMOLLM3,
 )
 from tokenswift.loader.family import Family
-from tokenswift.loader.mixture_families import GRANITE_MOE, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
+from tokenswift.loader.mixture_families import (
+    GPT_OSS,
+    GRANITE_MOE,
+    MIXTRAL,
+    OLMOE,
+    QWEN2_MOE,
+    QWEN3_MOE,
+)
 
 #: by the model type of transformers' configs
 FAMILIES: dict[str, Family] = {
@@ -53,4 +60,5 @@ FAMILIES: dict[str, Family] = {
     "olmoe": OLMOE,
     "mixtral": MIXTRAL,
     "granitemoe": GRANITE_MOE,
+    "gpt_oss": GPT_OSS,
 }

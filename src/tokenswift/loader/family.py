@@ -81,6 +81,9 @@ class ExpertFields(NamedTuple):
         renormalised: whether a row's scores are divided by their sum. Where the defaults name
             ``norm_topk_prob``, the config says so.
         gguf_renormalised: the same for GGUF files, which mostly do not say it.
+        biased: whether the router and the experts have biases.
+        in_turn: whether checkpoints hold gate and up of all experts row by row in turn, in matrices
+            the other way round (`experts.IN_TURN_NAMES`).
     """
 
     count: str
@@ -88,6 +91,8 @@ class ExpertFields(NamedTuple):
     shared: str = ""
     renormalised: bool = False
     gguf_renormalised: bool = False
+    biased: bool = False
+    in_turn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +116,17 @@ class Family:
         fused: whether files hold queries, keys and values as one tensor, and gate and up as one
             (`fused.FUSED`).
         rope_fields: parameters of positions that its configs have besides the usual ones.
+        rope: positions where a config says none; of GGUF files, what these do not say.
         parallel: whether attention and MLP take in the same norm, a LayerNorm, which takes the mean
             from states.
         gguf: what GGUF files call it; "": none do.
         gguf_permuted: whether GGUF files have rows of queries and keys in another order, in which
             positions rotate neighbours.
         gguf_keys: what GGUF files call numbers of its config that others lack.
+        gguf_names: what they call parts of a layer, where others call them otherwise.
         experts: how its config describes a mixture of experts; None: layers have one MLP.
+        sinks: whether attention has a score for each head that takes part in the softmax and has no
+            value.
         fixed: values of fields other than which it is left to transformers.
         layers_scaled_by_width: layers of the one model whose scores are scaled by the width of its
             states per head, rather than by that of a head (Gemma).
@@ -135,10 +144,13 @@ class Family:
     interleaved_rope: bool = False
     fused: bool = False
     rope_fields: tuple[str, ...] = ()
+    rope: Mapping[str, object] = field(default_factory=dict)
     parallel: bool = False
     gguf: str = ""
     gguf_permuted: bool = False
     gguf_keys: Mapping[str, str] = field(default_factory=dict)
+    gguf_names: Mapping[str, str] = field(default_factory=dict)
     experts: ExpertFields | None = None
+    sinks: bool = False
     fixed: Mapping[str, object] = field(default_factory=dict)
     layers_scaled_by_width: int = 0

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from tokenswift.checks import shown
 from tokenswift.kernels.formats import FORMATS, Stored
-from tokenswift.kernels.weights import Mixture
-from tokenswift.loader.experts import SHARED_GATE, split_entries
+from tokenswift.loader.experts import SHARED_GATE, Part, split_entries
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.family import Family
 from tokenswift.loader.fused import split_fused
@@ -30,14 +29,16 @@ from tokenswift.loader.gguf_names import (
     ARCHITECTURES,
     EXPERTS,
     FUSED_NAMES,
+    HAVE_BIASES,
     INNER,
     NORMS,
     NUMBER_KEYS,
     OF_POSITIONS,
     OUTER,
     SETTINGS,
+    SINKS_NAME,
 )
-from tokenswift.loader.layout import Layout
+from tokenswift.loader.layout import SINKS, Layout
 from tokenswift.loader.named_sampling import SAMPLING
 from tokenswift.loader.parts import part_paths
 from tokenswift.loader.schema import refusal
@@ -226,7 +227,7 @@ def weights_of(file: GgufFile, layout: Layout, dtype: torch.dtype, kind: str) ->
     if family.fused:
         entries = split_fused(entries, layout, file.where)
     if layout.mixture is not None:
-        entries = _split_experts(file, entries, layout.mixture, layout.hidden_size)
+        entries = _split_experts(file, entries, layout)
     shapes = layout.shapes()
     optional = [name for name in shapes if name.endswith("o_proj.bias")]  # 0 where there is none
     check_tensors(entries, shapes, WEIGHTS, file.where, optional)
@@ -234,18 +235,21 @@ def weights_of(file: GgufFile, layout: Layout, dtype: torch.dtype, kind: str) ->
 
 
 def _split_experts(
-    file: GgufFile, entries: Mapping[str, Entry], mixture: Mixture, hidden: int
+    file: GgufFile, entries: Mapping[str, Entry], layout: Layout
 ) -> dict[str, Entry]:
-    """The weights of each expert by themselves."""
+    """The weights and biases of each expert by themselves."""
 
-    def read(entry: Entry, expert: int, rows: slice) -> Tensor | Stored:
-        return file.part(entry.name, expert)
+    def read(entry: Entry, part: Part) -> Tensor | Stored:
+        if len(entry.shape) == 3:
+            return file.part(entry.name, part.expert)
+        return unstored(file[entry.name], torch.float32)[part.expert]
 
-    split = split_entries(entries, mixture, hidden, file.where, read)
+    split = split_entries(entries, layout, file.where, read)
+    width = layout.hidden_size
     for name, entry in split.items():
-        if name.endswith(SHARED_GATE) and entry.shape == (hidden,):  # a row, without saying so
+        if name.endswith(SHARED_GATE) and entry.shape == (width,):  # a row, without saying so
             row = partial(_row, entry.get)
-            split[name] = Entry(entry.name, (1, hidden), entry.kind, row)
+            split[name] = Entry(entry.name, (1, width), entry.kind, row)
     return split
 
 
@@ -264,13 +268,15 @@ def names_of(layers: int, family: Family) -> dict[str, str]:
         parts.update(FUSED_NAMES)
     for name, theirs in zip(family.norms, NORMS, strict=True):
         if name is not None:
-            parts[name] = theirs
+            parts[name] = family.gguf_names.get(name, theirs)
     names = dict(OUTER)
     for number in range(layers):
         for name, theirs in parts.items():
             names[f"model.layers.{number}.{name}.weight"] = f"blk.{number}.{theirs}.weight"
-            if name.endswith("_proj"):
+            if name.endswith(HAVE_BIASES):
                 names[f"model.layers.{number}.{name}.bias"] = f"blk.{number}.{theirs}.bias"
+        if family.sinks:
+            names[f"model.layers.{number}.{SINKS}"] = f"blk.{number}.{SINKS_NAME}.weight"
     return names
 
 

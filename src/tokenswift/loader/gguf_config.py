@@ -83,7 +83,7 @@ def positions(file: GgufFile, width: int, family: Family = LLAMA) -> dict[str, o
     rule = "none" if FACTORS in file.tensors else file.metadata.get(f"{key}.type", "none")
     if rule not in ("none", "linear", "yarn"):
         raise refusal(file.where, f"{key}.type", rule, f"none, linear, yarn, or tensor {FACTORS}")
-    theta = file.number("rope.freq_base", 10000.0)
+    theta = file.number("rope.freq_base", None if family.rope else 10000.0)
     rope: dict[str, object] = {
         "rope_theta": theta,
         "rope_type": "default" if rule == "none" else rule,
@@ -91,6 +91,7 @@ def positions(file: GgufFile, width: int, family: Family = LLAMA) -> dict[str, o
     if rule != "none":
         rope["factor"] = file.number("rope.scaling.factor")
     if rule == "yarn":
+        rope = {**family.rope, **rope}
         for name in YARN:
             value = file.number(NUMBER_KEYS[f"rope_parameters.{name}"], 0)
             if value:
@@ -190,7 +191,8 @@ def auto_dtype(file: GgufFile, place: str = "cpu") -> str:
     kinds = {
         tensor.kind
         for name, tensor in file.tensors.items()
-        if len(tensor.shape) > 1 and ROUTERS not in name  # which are float32 in any file
+        # routers, and biases of experts, are float32 in any file
+        if len(tensor.shape) > 1 and ROUTERS not in name and not name.endswith(".bias")
     }
     if "BF16" in kinds or (place != "cpu" and kinds - DENSE.keys()):
         return "bfloat16"

@@ -69,6 +69,10 @@ EXPERTS = {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
+#: ends of the names of parts that may have biases
+HAVE_BIASES = ("_proj", "mlp.gate")
+#: scores of attention without a value, a vector
+SINKS_NAME = "attn_sinks"
 #: fused projections, which are called as others are (`fused.FUSED`)
 FUSED_NAMES = {
     "self_attn.qkv_proj": "attn_qkv",

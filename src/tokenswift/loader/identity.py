@@ -187,7 +187,8 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     if family.fused:
         parts = list(split_tensors(named, layout_of(config)))
     else:
-        parts = [part for path, values in named for part in parameter_parts(path, values)]
+        in_turn = family.experts is not None and family.experts.in_turn
+        parts = [part for path, values in named for part in parameter_parts(path, values, in_turn)]
     yield from sorted(parts, key=itemgetter(0))
 
 

@@ -25,6 +25,7 @@ from tokenswift.loader.family import (
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 NORM = "model.norm.weight"
+SINKS = "self_attn.sinks"
 #: stands for the frequencies of a layer that knows no positions
 NO_ROPE = -1
 
@@ -99,6 +100,8 @@ def layout_of(config: LayoutConfig, tied: bool | None = None) -> Layout:
         score_cap=numbers.get("attn_logit_softcapping", 0.0),
         logit_cap=numbers.get("final_logit_softcapping", 0.0),
         mixture=_mixture(numbers, family),
+        gate_limit=numbers.get("swiglu_limit", 0.0),
+        gate_slope=numbers.get("swiglu_alpha", 1.0),
         dense_layers=_dense_layers(config, numbers, family),
         rotated=0 if rotated_width(config) == width else rotated_width(config),
     )
@@ -117,6 +120,7 @@ def _mixture(numbers: _Numbers, family: Family) -> Mixture | None:
         shared=shared,
         shared_gate=shared > 0,
         renormalised=bool(numbers.get("norm_topk_prob", fields.renormalised)),
+        biased=fields.biased,
     )
 
 
@@ -187,6 +191,7 @@ class Layout:
         mixture: how rows go through experts; None: layers have one MLP.
         dense_layers: layers of a mixture that have one MLP all the same.
         rotated: numbers of a head that positions rotate, the first ones; 0: all.
+        gate_limit, gate_slope: of a clamped SwiGLU (`kernels.weights.Shape`); 0 and 1: none.
     """
 
     model_type: str
@@ -211,6 +216,8 @@ class Layout:
     mixture: Mixture | None = None
     dense_layers: tuple[int, ...] = ()
     rotated: int = 0
+    gate_limit: float = 0.0
+    gate_slope: float = 1.0
 
     def stated(self) -> dict[str, object]:
         """All of it by name, for digests; without what earlier versions did not know, where it is
@@ -218,14 +225,24 @@ class Layout:
         fields = asdict(self)
         if self.mixture is None:
             del fields["mixture"], fields["dense_layers"]
+        elif not self.mixture.biased:
+            del fields["mixture"]["biased"]
         if not self.rotated:
             del fields["rotated"]
+        if not self.gate_limit:
+            del fields["gate_limit"], fields["gate_slope"]
         return fields
 
     @property
     def family(self) -> Family:
         """What sets it apart from Llama's."""
         return FAMILIES[self.model_type]
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether checkpoints hold gate and up of experts row by row in turn."""
+        experts = self.family.experts
+        return experts is not None and experts.in_turn
 
     def experts_of(self, layer: int) -> Mixture | None:
         """How rows go through the experts of a layer; None: it has one MLP."""
@@ -280,6 +297,8 @@ class Layout:
         shapes = {f"{name}.weight": shape for name, shape in parts.items()}
         for name in self.biased:
             shapes[f"{name}.bias"] = parts[name][:1]
+        if self.family.sinks:
+            shapes[SINKS] = (self.num_attention_heads,)
         return shapes
 
 

@@ -359,10 +359,13 @@ def _filled(
         body.rotary_emb = type(body.rotary_emb)(config=model.config)
     if hasattr(body.embed_tokens, "scalar_embed_scale"):
         body.embed_tokens.embed_scale = torch.tensor(body.embed_tokens.scalar_embed_scale)
-    has_experts = FAMILIES[config.model_type].experts is not None
+    experts = FAMILIES[config.model_type].experts
     filled: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        weight = joint_parameter(name, parameter.shape, get) if has_experts else get(name)
+        if experts is None:
+            weight = get(name)
+        else:
+            weight = joint_parameter(name, parameter.shape, get, experts.in_turn)
         if weight is None:
             filled[name] = torch.zeros(parameter.shape, dtype=dtype)
         else:  # never the weight itself, which is the file's

@@ -20,13 +20,15 @@ from tokenswift.loader.find import gguf_in
 from tokenswift.loader.gguf import GgufFile, weights_of
 from tokenswift.loader.gguf_config import auto_dtype, config_of
 from tokenswift.loader.gguf_tokenizer import gguf_tokenizer
-from tokenswift.loader.layout import layout_of
+from tokenswift.loader.layout import EMBEDDING, layout_of
 from tokenswift.loader.multimodal import has_head, wraps_text
 from tokenswift.loader.named_sampling import named_sampling
 from tokenswift.loader.parts import part_paths
 from tokenswift.loader.plain_tokenizer import PlainTokenizer, read
 from tokenswift.loader.rope import rotary_of_config
 from tokenswift.loader.rotary import Rotary
+from tokenswift.loader.safetensors_file import SafetensorsFile, weight_files
+from tokenswift.loader.tensors import FLOATS
 from tokenswift.loader.weights import Weights, stored_names, weights_in
 from tokenswift.types import InputError
 
@@ -119,6 +121,15 @@ def open_gguf(name: str, folder: Path, how: LoadConfig, place: str) -> Opened:
     )
 
 
+def _stored_type(folder: Path) -> str:
+    """The type of a checkpoint's embedding, where its config names none; "" where there is none."""
+    for path in weight_files(folder):
+        entry = SafetensorsFile(path).entries.get(EMBEDDING)
+        if entry is not None:
+            return str(FLOATS.get(entry.kind, "")).removeprefix("torch.")
+    return ""
+
+
 def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
     """A checkpoint in transformers' format whose files hold what transformers would make of
     them."""
@@ -133,7 +144,7 @@ def _open_folder(name: str, folder: Path, how: LoadConfig) -> Opened | None:
     if wraps_text(name, folder):
         config.tie_word_embeddings = not has_head(stored_names(folder))
     layout = layout_of(config)
-    dtype = how.floats or getattr(torch, str(config.dtype), None)
+    dtype = how.floats or getattr(torch, str(config.dtype or _stored_type(folder)), None)
     if dtype not in DTYPES or any(size % 2 for size in layout.product_sizes()):
         return None
     weights = weights_in(folder, layout, dtype, how.weights)

@@ -84,6 +84,8 @@ class Numbers(msgspec.Struct):
     logits_scaling: Positive | UnsetType = UNSET
     query_pre_attn_scalar: Positive | UnsetType = UNSET
     logit_scale: Positive | UnsetType = UNSET
+    swiglu_alpha: Positive | UnsetType = UNSET
+    swiglu_limit: Positive | UnsetType = UNSET
     num_experts: Experts | UnsetType = UNSET
     num_local_experts: Experts | UnsetType = UNSET
     num_experts_per_tok: Experts | UnsetType = UNSET

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tokenswift.kernels.formats import FORMATS, Stored
+from tokenswift.kernels.formats import FORMATS, MXFP4, Stored
 from tokenswift.loader.experts import is_router, parameter_parts, split_entries
 from tokenswift.loader.fused import split_fused, split_tensors
 from tokenswift.loader.layout import EMBEDDING, HEAD, Layout
@@ -70,8 +70,8 @@ class Weights:
         form = FORMATS.get(self.kind)
         if form is None:
             return unstored(weight, getattr(torch, self.kind))
-        if isinstance(weight, Stored) and weight.format is form:
-            return weight
+        if isinstance(weight, Stored) and weight.format in (form, MXFP4):
+            return weight  # of four bits, which would be rounded once more
         columns = weight.shape[1]
         if columns % form.block:
             raise InputError(
@@ -90,6 +90,7 @@ class Weights:
         nbytes = 0.0
         for name, entry in self.entries.items():
             is_stored = self.kind == "stored" or len(entry.shape) != 2 or is_router(name)
+            is_stored = is_stored or entry.kind == MXFP4.name.upper()
             kind = entry.kind if is_stored else self.kind
             form = FORMATS.get(kind.lower())
             bytes_a_number = float(self.dtype.itemsize)
@@ -115,8 +116,10 @@ class ModuleWeights:
         self._parameters: dict[str, Tensor] = {}
         for name, parameter in split_tensors(named, layout) if layout.family.fused else named:
             values = parameter.detach()
-            parts = [(name, values)] if layout.mixture is None else parameter_parts(name, values)
-            self._parameters.update(parts)
+            if layout.mixture is None:
+                self._parameters[name] = values
+            else:
+                self._parameters.update(parameter_parts(name, values, layout.in_turn))
 
     def get(self, name: str) -> Tensor | None:
         """A weight or bias by its name; None: there is none."""
@@ -159,12 +162,11 @@ def weights_in(folder: Path, layout: Layout, dtype: torch.dtype, kind: str) -> W
     if layout.tied and _head_is_embedding(entries):
         del entries[HEAD]
     if layout.mixture is not None:
-        where = f"model folder {folder}"
-        entries = split_entries(entries, layout.mixture, layout.hidden_size, where)
+        entries = split_entries(entries, layout, f"model folder {folder}")
     shapes = layout.shapes()
     if entries.keys() != shapes.keys():
         return None
-    check_tensors(entries, shapes, FLOATS, f"model folder {folder}")
+    check_tensors(entries, shapes, (*FLOATS, MXFP4.name.upper()), f"model folder {folder}")
     return Weights(layout, dtype, entries, kind)
 
 

@@ -213,6 +213,8 @@ class NativeTarget(BaseTarget):
             cap=layout.score_cap,
             residual=layout.residual,
             gelu=layout.family.activation == GELU,
+            gate_limit=layout.gate_limit,
+            gate_slope=layout.gate_slope,
             norm_all_heads=layout.family.head_norms == "projection",
             parallel=layout.family.parallel,
             mixture=layout.mixture,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,13 +18,15 @@ from tokenswift.loader.experts import (
     DOWN,
     GATE,
     ROUTER,
+    ROUTER_BIAS,
     SHARED_GATE,
     UP,
+    bias_name,
     expert_name,
 )
 from tokenswift.loader.gguf import unpermuted
 from tokenswift.loader.heads_order import in_halves
-from tokenswift.loader.layout import EMBEDDING, Layout
+from tokenswift.loader.layout import EMBEDDING, SINKS, Layout
 from tokenswift.loader.weights import ModuleWeights, unstored
 from tokenswift.types import InputError
 
@@ -118,6 +121,13 @@ class Packing:
             return in_halves(weight, heads[part], self._layout.rotated)
         return unpermuted(weight, heads[part]) if self._layout.family.interleaved_rope else weight
 
+    def _raw(self, name: str) -> Tensor | Stored:
+        """A weight as the files hold it."""
+        weight = self._weights.raw(name)
+        if weight is None:
+            raise InputError(f"the model has no weight {name}")
+        return weight
+
     def norm_weight(self, name: str) -> Tensor:
         """A norm's weight for the kernels, float32."""
         weight = self._vector(self._weight(name))
@@ -168,6 +178,7 @@ class Packing:
             key_norm=self._layer_norm(layer, KEY_NORM if family.head_norms else None),
             rope=ropes[number] if ropes else 0,
             window=self._layout.windows[number],
+            sinks=self.optional_vector(layer + SINKS) if family.sinks else None,
         )
         self._to_release += sum(weight.nbytes for weight in weights.packed())
         if not self._weights.copies and self._to_release >= RELEASE_EVERY:
@@ -184,17 +195,27 @@ class Packing:
         names = [ROUTER, SHARED_GATE] if mixture.shared_gate else [ROUTER]
         rows: list[Tensor] = []
         for name in names:
-            weight = self._weights.raw(layer + name)
-            if weight is None:
-                raise InputError(f"the model has no weight {layer + name}")
-            rows.append(unstored(weight, torch.float32).to(self._backend.device))
+            rows.append(unstored(self._raw(layer + name), torch.float32).to(self._backend.device))
         router = self._backend.pack(torch.cat(rows), torch.float32)
         gate_up: list[Packed] = []
         down: list[Packed] = []
         for expert in range(mixture.experts):
             gate_up.append(self.packed([expert_name(layer, expert, part) for part in (GATE, UP)]))
             down.append(self.packed([expert_name(layer, expert, DOWN)]))
-        return ExpertWeights(router=router, gate_up=gate_up, down=down)
+        experts = ExpertWeights(router=router, gate_up=gate_up, down=down)
+        if mixture.biased:
+            experts.router_bias = self._vector(self._raw(layer + ROUTER_BIAS))
+            experts.gate_up_bias = self._expert_biases(layer, mixture.experts, (GATE, UP))
+            experts.down_bias = self._expert_biases(layer, mixture.experts, (DOWN,))
+        return experts
+
+    def _expert_biases(self, layer: str, experts: int, parts: Sequence[str]) -> Tensor:
+        """The biases of some projections of all experts, side by side, (E, N)."""
+        rows: list[Tensor] = []
+        for expert in range(experts):
+            names = [bias_name(layer, expert, part) for part in parts]
+            rows.append(torch.cat([self._vector(self._weight(name)) for name in names]))
+        return torch.stack(rows)
 
     def _fused(self, linears: list[str]) -> tuple[Packed, Tensor | None]:
         """One packed weight, and bias, for projections of the same input."""

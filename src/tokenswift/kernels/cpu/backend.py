@@ -188,13 +188,13 @@ class CpuBackend(Backend):
     def attend(
         self, query: Float[Tensor, "H n d"], context: AttentionContext
     ) -> Float[Tensor, "n H d"]:
-        """See :meth:`Backend.attend`. Sinks are left to torch, and so are other types of keys, and
-        heads of odd width."""
+        """See :meth:`Backend.attend`. Other types of keys, and heads of odd width, are left to
+        torch."""
         cache = context.cache
         entries = cache.entries
         in_pages = isinstance(entries, Pages)
         readable = in_pages or entries.data.dtype in structs.TYPES
-        if context.sinks is not None or not readable or query.shape[-1] % 2:
+        if not readable or query.shape[-1] % 2:
             return super().attend(query, context)
         heads, count, width = query.shape
         keys = torch.int8 if in_pages else entries.data.dtype
@@ -205,6 +205,7 @@ class CpuBackend(Backend):
         structs.describe_rows(rows, cache, count, context.parents)
         first_key, first_value = _layer_address(entries, context.layer, shape, c_shape)
         query = query.to(active).contiguous()
+        sinks = None if context.sinks is None else context.sinks.float().contiguous()
         out = torch.empty(count, heads, width, dtype=active, device="cpu")
         while True:
             work, work_bytes = structs.work_space(cache)
@@ -215,6 +216,7 @@ class CpuBackend(Backend):
                 address("queries", query, active, heads, count, width),
                 first_key,
                 first_value,
+                vector_address("sinks", sinks, heads),
                 address("attention", out, active, count, heads, width),
                 work,
                 work_bytes,

@@ -199,15 +199,22 @@ static void append(const Segment *segments, long n, float *qkv, const float *cos
     run(threads, n, (double)n * (a->heads + 2 * a->kv_heads) * a->width * 8, some_heads, &p);
 }
 
+/* GeLU by its tanh, or SiLU; with a limit, gates of at most that, up between it and minus it, and up + 1. */
+typedef struct {
+    int gelu;
+    float limit, slope; /* 0: none; of the logistic function of a gate with a limit */
+} Activation;
+
 typedef struct {
     char *out;
     const float *x;
     long n, width;
-    int type, gelu;
+    int type;
+    Activation how;
 } Gate;
 
 /* One row; of I8, as groups that are `block` apart. */
-INLINE void gate_row(char *out, const int type, int gelu, const float *both, long width, long block) {
+INLINE void gate_row(char *out, const int type, Activation how, const float *both, long width, long block) {
     const int made = type == I8 ? F32 : type;
     float whole[type == I8 ? width : 1];
     char *at = type == I8 ? (char *)whole : out;
@@ -215,7 +222,12 @@ INLINE void gate_row(char *out, const int type, int gelu, const float *both, lon
         const char *gate = (const char *)(both + c), *lift = gate + width * 4;
         V x = load_left(F32, gate, width - c), u = load_left(F32, lift, width - c);
         V y = x; /* GeLU by its tanh is x times a logistic function, too: of 2 √(2 / π) (x + .044715 x³) */
-        if (gelu) y = fused(x * x * x, splat(0.0713548163f), x * 1.59576912f);
+        if (how.gelu) y = fused(x * x * x, splat(0.0713548163f), x * 1.59576912f);
+        if (how.limit > 0) {
+            x = pick(x > how.limit, splat(how.limit), x);
+            u = pick(u > how.limit, splat(how.limit), pick(u < -how.limit, splat(-how.limit), u)) + 1.0f;
+            y = x * how.slope;
+        }
         store_left(made, at + c * bytes_of(made), x / (vexp(-y) + 1.0f) * u, width - c);
     }
     if (type == I8) quantize((Group *)out, block, whole, width);
@@ -231,12 +243,12 @@ static void some_gates(void *context, long from, long to, int thread) {
     const long width = g->width;
     (void)thread;
     for (long i = from; i < to; i++)
-        gate_row(row_at(g->out, g->type, g->n, width, i), g->type, g->gelu, g->x + i * 2 * width, width, block_of_rows(g->n));
+        gate_row(row_at(g->out, g->type, g->n, width, i), g->type, g->how, g->x + i * 2 * width, width, block_of_rows(g->n));
 }
 
-/* out (n, width) = silu or gelu(gate) * up, with both side by side in x (n, 2, width). */
-static void gated(char *out, int type, int gelu, const float *x, long n, long width, int threads) {
-    Gate g = {out, x, n, width, type, gelu};
+/* out (n, width) = activation(gate) * up, with both side by side in x (n, 2, width). */
+static void gated(char *out, int type, Activation how, const float *x, long n, long width, int threads) {
+    Gate g = {out, x, n, width, type, how};
     run(threads, n, (double)n * width * 16, some_gates, &g);
 }
 
@@ -257,12 +269,13 @@ typedef struct { /* weights of a layer; norms may be NULL */
     const Expert *experts;    /* of a mixture; gate_up and down are those of the expert of all rows, if there is one */
     Weight router;
     const float *router_bias; /* of the choice of experts; may be NULL */
+    const float *sinks;       /* (heads) of attention; may be NULL */
 } Layer;
 
 typedef struct {
     long layers, hidden, inner, heads, kv_heads, width;
     int keys, active; /* types: of keys and values, of what enters a product */
-    float eps, scale, cap, residual;
+    float eps, scale, cap, residual, limit, slope; /* the last two: of the activation */
     int gelu, norm_all_heads, parallel;
     Mixture mixture; /* of layers with experts; 0 experts: there are none */
 } Shape;
@@ -316,7 +329,7 @@ static Segment segment_of(const Shape *m, const Rows *r, long window, int32_t *d
     const int32_t *parents = links == r->n ? NULL : r->parents;
     const long most = r->tail && r->tail_before > r->before ? r->tail_before : r->before;
     Segment s = {{r->n, most, r->capacity, parents, depth, m->heads, m->kv_heads, m->width,
-                  r->windows ? window : 0, m->keys, m->active == I8 ? F32 : m->active, m->scale, m->cap, 0, 0, 0, 0}, r->n - 1, 0, 0, 0, 0, 0, 0};
+                  r->windows ? window : 0, m->keys, m->active == I8 ? F32 : m->active, m->scale, m->cap, 0, 0, 0, 0, 0}, r->n - 1, 0, 0, 0, 0, 0, 0};
     if (!parents) return s;
     s.deepest = 0;
     for (long i = 0; i < r->n; i++) {
@@ -354,7 +367,7 @@ static void experts_outputs(Routed *r, const Shape *m, const Layer *w, const flo
     if (!w->gate_up.parts) return;
     norm(x, r->normed, NULL, n, m->hidden, -1, r->type, threads);
     linear(gate_up, 2 * mix->shared, x, m->hidden * item, &w->gate_up, n, 2 * mix->shared, m->hidden, r->type, 0, threads);
-    gated(gated_rows, r->type, m->gelu, gate_up, n, mix->shared, threads);
+    gated(gated_rows, r->type, r->how, gate_up, n, mix->shared, threads);
     linear(r->products, m->hidden, gated_rows, mix->shared * item, &w->down, n, m->hidden, mix->shared, r->type, 0, threads);
     run(threads, n, (double)n * m->hidden * 4, some_shared, r);
 }
@@ -368,7 +381,8 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
     const size_t item = type == I8 ? 0 : bytes_of(type); /* rows of groups have no distance of their own */
     const size_t hidden = m->hidden * item, heads = whole * item, inner = m->inner * item;
     const long widest = m->inner > m->mixture.shared ? m->inner : m->mixture.shared;
-    Routed r = {.m = &m->mixture, .n = n, .hidden = m->hidden, .type = type, .gelu = m->gelu};
+    const Activation how = {m->gelu, m->limit, m->slope};
+    Routed r = {.m = &m->mixture, .n = n, .hidden = m->hidden, .type = type, .how = how};
     const size_t found = whole * bytes_of(type == I8 ? F32 : type), query = bytes_of(m->keys == BF16 ? BF16 : F32);
     const size_t sizes[] = {up(p->count * sizeof(Segment), 64), up(n * 4, 64), up(rows_bytes(type, n, m->hidden), 64), up(n * all * 4, 64),
                             up(n * found, 64), up(n * 2 * widest * 4, 64), up(rows_bytes(type, n, widest), 64),
@@ -394,7 +408,7 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
             const int tail = r->tail && w->window;
             const long capacity = tail ? r->tail_capacity : r->capacity;
             Attend *a = &segments[i].a;
-            a->type = keys_of(m, w);
+            a->type = keys_of(m, w), a->sinks = w->sinks;
             a->before = tail ? r->tail_before : r->before, a->capacity = capacity;
             a->window = r->windows || tail ? w->window : 0;
             a->q = (char *)r->queries + (p->keep ? l * r->n * whole * query : 0);
@@ -425,7 +439,7 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
         }
         if (!m->parallel) norm(at[2], p->states, w->mlp_norm, n, m->hidden, w->mlp_norm ? m->eps : -1, type, threads);
         linear((float *)at[5], 2 * m->inner, at[2], hidden, &w->gate_up, n, 2 * m->inner, m->hidden, type, 0, threads);
-        gated(at[6], type, m->gelu, (float *)at[5], n, m->inner, threads);
+        gated(at[6], type, how, (float *)at[5], n, m->inner, threads);
         linear(made, m->hidden, at[6], inner, &w->down, n, m->hidden, m->inner, type, !apart, threads);
         if (apart) add_normed(p->states, made, w->down_norm, n, m->hidden, m->eps, m->residual, threads);
     }
@@ -437,8 +451,8 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
 
 /* One layer's attention over a cache that holds the pass's keys already; layer's keys and values are k and v, the
  * rows' own pointers are not read. Returns as ts_layers does. */
-long ts_attend(const Shape *m, const Rows *r, long window, const void *q, const void *k, const void *v, void *out,
-               char *work, long work_bytes, int threads) {
+long ts_attend(const Shape *m, const Rows *r, long window, const void *q, const void *k, const void *v,
+               const float *sinks, void *out, char *work, long work_bytes, int threads) {
     if (unfit(r, 1, r->n)) return -1;
     const size_t first = up(r->n * 4, 64);
     size_t need = 64 + first;
@@ -447,7 +461,7 @@ long ts_attend(const Shape *m, const Rows *r, long window, const void *q, const 
     Segment s = segment_of(m, r, window, (int32_t *)work);
     need += shared_out(&s, 1, threads).bytes;
     if ((size_t)work_bytes < need) return (long)need;
-    s.a.q = q, s.a.k = k, s.a.v = v, s.a.out = out;
+    s.a.q = q, s.a.k = k, s.a.v = v, s.a.sinks = sinks, s.a.out = out;
     threads = take_team(threads);
     attention(&s, 1, work + first, threads);
     leave_team(threads);

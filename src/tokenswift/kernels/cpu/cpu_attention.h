@@ -18,6 +18,7 @@ typedef struct {
     const char *q;     /* (heads, n, width), bfloat16 for bfloat16 keys, else float32 */
     const char *k, *v; /* (kv_heads, capacity, width) */
     char *out;         /* (n, heads, width) */
+    const float *sinks; /* (heads) scores of what takes part in the sum and has no value, or NULL */
 } Attend;
 
 typedef struct { /* of one thread; p, node_p, shift and scale: of keys in int8, whose queries are integers, too */

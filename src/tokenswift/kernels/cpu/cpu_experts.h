@@ -31,7 +31,8 @@ typedef struct {
     const Expert *experts;
     const float *bias; /* of the choice, or NULL */
     long n, hidden, first, slots; /* of the batch: its first slot, and how many */
-    int type, gelu;
+    int type;
+    Activation how;
     float *normed, *logits, *weights, *gate_up, *products, *out;
     int32_t *chosen, *row_of, *slot_of, *portion_of; /* (n, used) experts; of a slot; (n, used) slots; of a batch's slot */
     long *counts;                                     /* rows of each expert, then its next slot */
@@ -125,7 +126,7 @@ static void some_experts_gates(void *context, long from, long to, int thread) {
     for (long s = from; s < to; s++) {
         const Portion *p = r->portions + r->portion_of[s];
         char *out = row_at(p->inner, r->type, p->rows, width, s - p->first);
-        gate_row(out, r->type, r->gelu, r->gate_up + s * 2 * width, width, block_of_rows(p->rows));
+        gate_row(out, r->type, r->how, r->gate_up + s * 2 * width, width, block_of_rows(p->rows));
     }
 }
 

@@ -20,6 +20,7 @@
 /* Greatest integers of keys and queries of 16 bits. Their product times MOST_WIDE dimensions is below 2^31. */
 #define KEY_LEVELS 8191.0f
 #define QUERY_LEVELS 511.0f
+#define WEIGHT_LEVELS 16383.0f /* the greatest weight of a value */
 #define MOST_WIDE 512
 #define SCORE_ROWS (W == 16 ? 12 : NEON ? 6 : MR)
 #define VALUE_ROWS (W == 16 || NEON ? 6 : 4) /* two for each row: of high and of low bits */
@@ -189,7 +190,7 @@ INLINE V exp2_14(V x) {
     const V r = x - turns;
     V p = fused(r, splat(901.210449f), splat(3968.14233f));
     p = fused(p, r, splat(11358.0547f));
-    p = fused(p, r, splat(16383.0f));
+    p = fused(p, r, splat(WEIGHT_LEVELS));
 #if W == 16
     return (V)_mm512_scalef_ps((__m512)p, (__m512)turns);
 #else

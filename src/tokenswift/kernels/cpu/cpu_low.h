@@ -3,7 +3,7 @@
  * A weight is scale * u + least, u an integer of a few bits. The product is exact in float32, so the fused
  * step gives the value of the unpacked checkpoint, which enters the same chain of additions as an unpacked weight does.
  *
- * A panel is a row of blocks, each: scale of NR columns (float16), least of NR columns, then for every group
+ * A panel is a row of blocks, each: scale of NR columns (float16; of MXFP4, whose scales are powers of two, bfloat16), least of NR columns, then for every group
  * the fine scales (NR bytes) and fine leasts, then for every 32 inner positions the integers. Of 8 bits: 8
  * rows of NR words, each with 4 positions of its column. Of fewer: 4 rows of NR words, each with 8 positions (the
  * low halves of its bytes hold the first four, the high halves the others); the fifth bits are one more word (bit i of
@@ -16,12 +16,12 @@
 /* number formats beside the types: 16 + GGUF's number of the format */
 #define FORMATS(X)                                                                              \
     X(Q4_0, 18) X(Q4_1, 19) X(Q5_0, 22) X(Q5_1, 23) X(Q8_0, 24) X(Q2_K, 26) X(Q3_K, 27)         \
-    X(Q4_K, 28) X(Q5_K, 29) X(Q6_K, 30) X(IQ4_NL, 36) X(IQ4_XS, 39)
+    X(Q4_K, 28) X(Q5_K, 29) X(Q6_K, 30) X(IQ4_NL, 36) X(IQ4_XS, 39) X(MXFP4, 55)
 #define NUMBER(name, number) name = number,
 enum { FORMATS(NUMBER) };
 #undef NUMBER
 
-typedef struct { int block, group, bits, least, fine, offset; } Low;
+typedef struct { int block, group, bits, least, fine, offset, e2m1; } Low; /* e2m1: scales are bfloat16, places are of that table */
 
 INLINE Low low_format(int format) {
     switch (format) {
@@ -36,12 +36,15 @@ INLINE Low low_format(int format) {
     case Q5_K: return (Low){256, 32, 5, 1, 1, 0};
     case IQ4_NL: return (Low){32, 32, 4, 0, 0, 128};
     case IQ4_XS: return (Low){256, 32, 4, 0, 1, 128};
+    case MXFP4: return (Low){32, 32, 4, 0, 0, 128, 1};
     default: return (Low){256, 16, 6, 0, 1, 32}; /* Q6_K */
     }
 }
 
 INLINE int wide(Low m) { return m.offset == 128; } /* numbers of 8 bits enter products; those of 4 bits are places in: */
 static const uint8_t iq4[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+/* twice the numbers of a sign, two bits of exponent and one of mantissa */
+static const uint8_t e2m1[16] = {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116};
 
 INLINE size_t numbers_bytes(Low m) { /* of 32 inner positions */
     return NR * (m.bits == 8 ? 32 : m.bits == 6 ? 24 : m.bits == 5 ? 20 : 16);
@@ -69,7 +72,7 @@ INLINE V from_bytes(const char *p) { /* GCC's own conversion of such vectors goe
 /* Scale and least value of a block's group, of the c-th vector of columns. */
 INLINE void scales(const Low m, const char *block, int group, int c, V *scale, V *least) {
     const char *fine = block + NR * 2 * (1 + m.least) + group * NR + c * W;
-    *scale = from_f16((const uint16_t *)block + c * W);
+    *scale = m.e2m1 ? from_bf16(block + c * W * 2) : from_f16((const uint16_t *)block + c * W);
     if (m.fine) *scale *= from_bytes(fine);
     *least = m.least ? from_f16((const uint16_t *)block + NR + c * W) : *scale * (float)-m.offset;
     if (m.fine && m.least) *least *= from_bytes(fine + m.block / m.group * NR);
@@ -84,14 +87,14 @@ INLINE Words words(const Low m, const char *numbers, int w, int c) {
     return x;
 }
 
-/* What the table holds at places of 4 bits, byte by byte. */
-INLINE U looked_up(U places) {
+/* What a table holds at places of 4 bits, byte by byte. */
+INLINE U looked_up(const uint8_t table[16], U places) {
 #if W == 16
-    return (U)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)iq4)), (__m512i)places);
+    return (U)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), (__m512i)places);
 #elif W == 8
-    return (U)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)iq4)), (__m256i)places);
+    return (U)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), (__m256i)places);
 #else
-    return (U)vqtbl1q_u8(vld1q_u8(iq4), (uint8x16_t)places);
+    return (U)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)places);
 #endif
 }
 
@@ -99,7 +102,7 @@ INLINE U looked_up(U places) {
 INLINE U four(const Low m, Words x, int w, int other) {
     if (m.bits == 8) return x.low;
     U u = x.low >> 4 * other & 0x0f0f0f0fu;
-    if (wide(m)) return looked_up(u);
+    if (wide(m)) return looked_up(m.e2m1 ? e2m1 : iq4, u);
     const int quad = 2 * w + other;
     const int up = 4 - (m.bits == 5 ? quad : 2 * (quad & 3)); /* high bits to their place in one step */
     const U high = up >= 0 ? x.high << (up & 31) : x.high >> (-up & 31);

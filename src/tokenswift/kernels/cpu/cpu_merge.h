@@ -27,10 +27,19 @@ static __attribute__((noinline)) void merge(float *total, const float *acc, floa
     *whole = fused(splat(sum), splat(new), splat(*whole * old))[0];
 }
 
-static void finish(const Attend *a, const float *total, long row, long head) {
+/* A head's sink comes last, as a chunk of one key whose value is 0. */
+static void add_sink(const Attend *a, float *total, long head) {
+    float none[a->sinks ? a->width : 1];
+    if (!a->sinks) return;
+    memset(none, 0, a->width * 4);
+    merge(total, none, a->sinks[head], keeps_whole(a->type) ? WEIGHT_LEVELS : 1.0f, a->width);
+}
+
+static void finish(const Attend *a, float *total, long row, long head) {
     const long width = a->width;
     const int type = a->active;
     char *to = a->out + (row * a->heads + head) * width * bytes_of(type);
+    add_sink(a, total, head);
     for (long c = 0; c < width; c += W)
         store_left(type, to + c * bytes_of(type), load_left(F32, (char *)(total + c), width - c) / total[width + 1], width - c);
 }

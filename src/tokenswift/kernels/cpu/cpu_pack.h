@@ -32,6 +32,10 @@ INLINE void sixes(Block *x, const uint8_t *b) {
 static void take_block(int format, const uint8_t *b, Block *x) {
     switch (format) {
     case Q4_0: case IQ4_NL: x->scale = half_at(b), nibbles(x->u, b + 2, 16); break;
+    case MXFP4: /* twice the exponent's power is taken off: the numbers are twice what they stand for */
+        x->scale = b[0] < 2 ? 0x20 << b[0] : (b[0] - 1) << 7;
+        nibbles(x->u, b + 1, 16);
+        break;
     case Q4_1: x->scale = half_at(b), x->least = half_at(b + 2), nibbles(x->u, b + 4, 16); break;
     case Q5_0: case Q5_1:
         x->scale = half_at(b);

@@ -107,6 +107,8 @@ def shape_of(shape: Shape) -> CShape:
         scale=shape.scale,
         cap=shape.cap,
         residual=shape.residual,
+        limit=shape.gate_limit,
+        slope=shape.gate_slope,
         gelu=shape.gelu,
         norm_all_heads=shape.norm_all_heads,
         parallel=shape.parallel,
@@ -145,6 +147,7 @@ def layers_of(shape: Shape, weights: Sequence[LayerWeights]) -> ctypes.Array[CLa
                 setattr(entry, name, _sized_weight(name, weight, size, bias))
         for name, length in lengths.items():
             setattr(entry, name, vector_address(name, getattr(layer, name), length))
+        entry.sinks = vector_address("sinks", layer.sinks, shape.heads)
         entry.window = layer.window
         entry.rope = layer.rope
         entry.wide = layer.wide_keys
@@ -177,7 +180,7 @@ def _describe_experts(entry: CLayer, shape: Shape, experts: ExpertWeights) -> No
     if counts != (mixture.experts, mixture.experts):
         raise ValueError(f"experts are {counts}; valid: {mixture.experts} of each projection")
     router_size = (mixture.router_rows, shape.hidden)
-    entry.router = _sized_weight("router", experts.router, router_size)
+    entry.router = _sized_weight("router", experts.router, router_size, experts.router_bias)
     if experts.router.data.dtype != torch.float32:
         raise ValueError(f"the router is {experts.router.data.dtype}; valid: float32")
     entry.router_bias = vector_address("the router's bias", experts.bias, mixture.experts)
@@ -186,9 +189,12 @@ def _describe_experts(entry: CLayer, shape: Shape, experts: ExpertWeights) -> No
         array = (CExpert * mixture.experts)()
         gate_up_size = (2 * mixture.inner, shape.hidden)
         down_size = (shape.hidden, mixture.inner)
-        for expert, gate_up, down in zip(array, experts.gate_up, experts.down, strict=True):
-            expert.gate_up = _sized_weight("an expert's gate_up", gate_up, gate_up_size)
-            expert.down = _sized_weight("an expert's down", down, down_size)
+        for number, expert in enumerate(array):
+            mlp = experts.mlp(number)
+            expert.gate_up = _sized_weight(
+                "an expert's gate_up", mlp.gate_up, gate_up_size, mlp.gate_up_bias
+            )
+            expert.down = _sized_weight("an expert's down", mlp.down, down_size, mlp.down_bias)
         experts.c_experts = array
     entry.experts = ctypes.addressof(array)
 

@@ -64,7 +64,8 @@ class CMixture(ctypes.Structure):
 class CShape(ctypes.Structure):
     _fields_ = fields(
         "long layers, hidden, inner, heads, kv_heads, width; int keys, active; "
-        "float eps, scale, cap, residual; int gelu, norm_all_heads, parallel; mixture mixture",
+        "float eps, scale, cap, residual, limit, slope; int gelu, norm_all_heads, parallel; "
+        "mixture mixture",
         mixture=CMixture,
     )
 
@@ -84,7 +85,8 @@ class CExpert(ctypes.Structure):
 class CLayer(ctypes.Structure):
     _fields_ = fields(
         f"weight {', '.join(PRODUCTS)}; pointer {', '.join(VECTORS)}; long window, rope; int wide; "
-        "weight second_qkv; pointer second_norm, experts; weight router; pointer router_bias",
+        "weight second_qkv; pointer second_norm, experts; weight router; "
+        "pointer router_bias, sinks",
         weight=CWeight,
     )
 
@@ -109,7 +111,8 @@ _FUNCTIONS = {
     "ts_take": "long: pointer pointer pointer long long long",
     "ts_norm": "void: pointer pointer pointer long long float int int",
     "ts_layers": "long: pointer pointer pointer",
-    "ts_attend": "long: pointer pointer long pointer pointer pointer pointer pointer long int",
+    "ts_attend": "long: pointer pointer long pointer pointer pointer pointer pointer pointer "
+    "long int",
     "ts_pack": "void: pointer int pointer long long long int",
     "ts_copy": "void: pointer long pointer long long long pointer long long pointer pointer int",
     "ts_best": "void: pointer long long int pointer pointer",

@@ -84,10 +84,10 @@ class LayersRun:
         self._addend = Addend(output, layer.out_norm, self._shape.residual)
         behind = self._add_norm(layer.mlp_norm)
         mlp_input = normed if self._shape.parallel else behind
-        gate_up_weight, down_weight = layer.mlp()
-        gate_up = self._linear(mlp_input, gate_up_weight, layer.gate_up_bias)
+        mlp = layer.mlp()
+        gate_up = self._linear(mlp_input, mlp.gate_up, mlp.gate_up_bias)
         gated = self._ops.gated(gate_up, self._shape.weights, self._shape.gelu)
-        output = self._linear(gated, down_weight, layer.down_bias)
+        output = self._linear(gated, mlp.down, mlp.down_bias)
         self._addend = Addend(output, layer.down_norm, self._shape.residual)
 
     def finish(self, layers: int) -> Float[Tensor, "L H n d"]:
