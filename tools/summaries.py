@@ -207,7 +207,7 @@ def long_text(model: str) -> Table:
     ]
     head = ["new tokens", "plain, tokens/s", "automatic, tokens/s", "over plain", "tokens a step"]
     litany = total["litany"]
-    form = "never a litany" if litany is None else f"a litany from token {litany:,} on"
+    form = "no litany" if litany is None else f"the first litany begins at token {litany:,}"
     below = (
         f"{total['model']} ({total['dtype']}) on {total['machine']}: {total['prompt']:,} tokens of "
         f"{total['book']}, continued by {total['tokens']:,}, in {total['auto_seconds'] / 60:.1f} "
@@ -224,4 +224,3 @@ SUMMARIES: dict[str, Callable[[], Table]] = {
 }
 SUMMARIES["quality"] = quality
 SUMMARIES["long-text"] = partial(long_text, "qwen2.5-coder-1.5b-q4_k_m")
-SUMMARIES["long-text-0.5b"] = partial(long_text, "qwen2.5-coder-0.5b-q4_k_m")
