@@ -8,7 +8,9 @@ the model.
 from __future__ import annotations
 
 import os
+import shlex
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,7 +65,8 @@ class Generator:
     system does for a process that dies.
 
     Args:
-        out: a folder that is there and that all nodes see, with a run's folder for each row.
+        out: a folder that all nodes see, with a run's folder for each row. Where Ray has one node
+            it is made; where it has several it must be there, so that none makes one of its own.
         model: as for ``LLM``.
         loading: other arguments of ``LLM``.
         at_once: concurrent sequences.
@@ -87,9 +90,7 @@ class Generator:
         from tokenswift.engine.llm import LLM
         from tokenswift.engine.scheduler import Scheduler
 
-        if not Path(out).is_dir():
-            line = f"out is {str(out)!r}: node {socket.gethostname()} does not see it"
-            raise InputError(f"{line}; valid: a folder that all nodes share")
+        _make_folder(Path(out))
         self._llm = LLM(model, **(loading or ModelOptions()))
         self._sampling_fields = {key: settings.pop(key) for key in SAMPLING if key in settings}
         self._sampling = sampling
@@ -158,3 +159,36 @@ class Generator:
             "finish_reason": result.finish_reason,
             "new_tokens": len(result.token_ids),
         }
+
+
+def _make_folder(out: Path) -> None:
+    """Make the folder of all runs, where this node is the only one.
+
+    Raises:
+        InputError: it is not there, and another node may not see what is made here; or it cannot
+            be made.
+    """
+    if out.is_dir():
+        return
+    line = f"out is {str(out)!r}: "
+    count = _node_count()
+    if count > 1:
+        node = socket.gethostname()
+        raise InputError(
+            f"{line}node {node} of {count} does not see it; valid: a folder that all nodes share "
+            f"and that is there (mkdir -p {shlex.quote(str(out))} on one of them)"
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        text = f"{line}it cannot be made ({reason})"
+        raise InputError(f"{text}; valid: a writable folder") from error
+
+
+def _node_count() -> int:
+    """Nodes that are alive in the cluster of this process; 1 where there is no cluster."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return 1
+    return sum(bool(node["Alive"]) for node in ray.nodes())

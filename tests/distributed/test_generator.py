@@ -36,8 +36,6 @@ def make(chatty: Path, own_cache: Path) -> Iterator[Callable[..., Generator]]:
     generators: list[Generator] = []
 
     def call(out: object, **settings: Any) -> Generator:
-        if isinstance(out, Path):
-            out.mkdir(exist_ok=True)
         settings = {**HOW, "loading": {"threads": 1}, **settings}
         generators.append(Generator(str(out), str(chatty), **settings))
         return generators[-1]
@@ -120,8 +118,29 @@ def test_a_row_that_is_wrong_fails_alone(make: Callable[..., Generator], tmp_pat
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["b"]
 
 
-def test_a_node_that_does_not_see_the_folder_is_named(chatty: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"^out is '.*other': node .* does not see it; valid: a folder"
-    ):
-        Generator(tmp_path / "other", str(chatty), loading={"threads": 1})
+def test_the_only_node_makes_the_folder(make: Callable[..., Generator], tmp_path: Path) -> None:
+    """With those above it; what is no folder is said."""
+    out = tmp_path / "new" / "out"
+    make(out)
+    assert out.is_dir()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match=r"^out is '.*file/out': it cannot be made \(Not a direct"):
+        make(tmp_path / "file" / "out")
+
+
+def test_a_node_that_does_not_see_the_folder_is_named(
+    make: Callable[..., Generator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are others nothing is made, and the line says what to do."""
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}, {"Alive": False}, {"Alive": True}])
+    says = (
+        r"^out is '.*other': node .* of 2 does not see it; valid: a folder .*\(mkdir -p .*other on"
+    )
+    with pytest.raises(InputError, match=says):
+        make(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    (tmp_path / "other").mkdir()
+    make(tmp_path / "other")

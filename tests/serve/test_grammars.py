@@ -73,13 +73,18 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
 
 
 def test_hostile_grammars(server: Running) -> None:
-    """They are refused with their reason, and others are served meanwhile."""
+    """They are refused with their reason, or end their text with it, and others are served
+    meanwhile."""
     free = {"prompt": "a", "max_tokens": 9, "seed": 1}
     with ThreadPoolExecutor(len(HOSTILE) + 1) as pool:
         bodies = [{**free, "tokenswift": {"grammar": grammar}} for grammar, _ in HOSTILE]
         waiting = [pool.submit(server.post, "/v1/completions", body) for body in bodies]
         assert server.post("/v1/completions", free).status_code == 200
     for (_, says), reply in zip(HOSTILE, (one.result() for one in waiting), strict=True):
+        if reply.status_code == 200:  # it has a first token
+            assert says in reply.json()["tokenswift"]["error"]
+            assert reply.json()["choices"][0]["finish_reason"] == "length"
+            continue
         error = reply.json()["error"]
         assert reply.status_code == 400, says
         assert error["type"] == "invalid_request_error", says
@@ -89,8 +94,8 @@ def test_hostile_grammars(server: Running) -> None:
 
 
 def test_a_grammar_that_fails_midway(server: Running, llm: LLM) -> None:
-    """The answer is an error, and one that clients do not take for the server's; texts beside it go
-    on."""
+    """The text ends there, as one that was cut, with the reason; texts beside it go on. A response
+    is an error, and one that clients do not take for the server's."""
     body = {"prompt": "a", "max_tokens": 60, "seed": 1, "tokenswift": {"grammar": GROWS}}
     says = "the grammar gives no mask for position "
     free = {"prompt": "b", "max_tokens": 60, "seed": 2}
@@ -99,14 +104,20 @@ def test_a_grammar_that_fails_midway(server: Running, llm: LLM) -> None:
         *chunks, last = streamed(server, "/v1/completions", body)
         wanted = llm.generate("b", 60, "autoregressive", seed=2).text
         assert other.result().json()["choices"][0]["text"] == wanted
-    text = "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
+    assert last == "[DONE]"
+    choices = [json.loads(chunk)["choices"][0] for chunk in chunks]
+    text = "".join(choice["text"] for choice in choices)
     assert re.fullmatch("[ab]+", text)
-    assert all('finish_reason":null' in chunk for chunk in chunks)
-    reply = server.post("/v1/completions", body)
-    assert reply.status_code == 400
-    for error in (json.loads(last)["error"], reply.json()["error"]):
-        assert says in error["message"]
-        assert error["type"] == "invalid_request_error"
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    reply = server.post("/v1/completions", body).json()
+    assert reply["choices"][0]["text"] == text
+    for choice, own in (
+        (choices[-1], choices[-1]["tokenswift"]),
+        (reply["choices"][0], reply["tokenswift"]),
+    ):
+        assert choice["finish_reason"] == "length"
+        assert own["ended_by"] == "grammar"
+        assert own["error"].startswith(says)
     body = {"input": "a", "max_output_tokens": 60, "seed": 1, "tokenswift": {"grammar": GROWS}}
     failed = server.post("/v1/responses", body).json()
     assert failed["status"] == "failed"

@@ -157,7 +157,8 @@ def test_errors_of_the_memory_name_fields_of_the_request(
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("POST", "/v1/embeddings"), ("HEAD", "/"), ("PUT", "/v1/models")]
+    ("method", "path"),
+    [("POST", "/v1/embeddings"), ("HEAD", "/v1/completions"), ("PUT", "/v1/models")],
 )
 def test_what_there_is_not(server: Running, method: str, path: str) -> None:
     assert httpx.request(method, f"{server.url}{path}", timeout=60).status_code in (404, 405)

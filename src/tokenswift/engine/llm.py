@@ -11,6 +11,7 @@ from tokenswift.checks import check_callback, check_integer
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.config.strategies import Strategy
 from tokenswift.engine.arguments import GenerationArguments, SharedArguments, shows
+from tokenswift.engine.infill import Infill, infill_request
 from tokenswift.engine.many import generate_all
 from tokenswift.engine.opened_model import OpenedModel
 from tokenswift.engine.prefix_cache import PrefixCache
@@ -215,6 +216,43 @@ class LLM(OpenedModel):
         key = f"{request.prompt} {generation.token_ids}"
         text, tool_calls, reasoning = calls.read(generation.text, key)
         return Reply(text, tool_calls, generation, reasoning)
+
+    @shows(GenerationArguments)
+    def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        max_new_tokens: int | None = None,
+        strategy: Strategy | str = "auto",
+        strategy_options: Mapping[str, object] | None = None,
+        sampling: SamplingParams | None = None,
+        *,
+        extra: Sequence[tuple[str, str]] = (),
+        on_step: Callable[[Step], None] | None = None,
+        **options: Unpack[GenerationArguments],
+    ) -> Generation:
+        """Write what stands between two texts, as editors do where the cursor is; for models that
+        were trained to, such as Qwen2.5-Coder, StarCoder, DeepSeek-Coder and Granite's for code.
+
+        Args:
+            prefix: the text before the gap.
+            suffix: the text behind it.
+            max_new_tokens: default: 256; the model ends the text where it meets the suffix.
+            sampling: default: the likeliest token each time, without penalties.
+            extra: other files that may help, as names and texts, the nearest last.
+
+        The others are `generate`'s. Raises as it does, and where the model has no marks for this.
+        """
+        request = infill_request(
+            self.resources,
+            Infill(prefix, suffix, extra),
+            max_new_tokens,
+            strategy,
+            strategy_options,
+            sampling,
+            **options,
+        )
+        return self.start(request).finish(on_step)
 
     def start(self, request: Request, prefixes: PrefixCache | None = None) -> Stream:
         """Run a request as `stream` does.

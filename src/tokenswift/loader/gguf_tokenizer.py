@@ -19,6 +19,7 @@ import msgspec
 from tokenswift.checks import counted
 from tokenswift.loader.cuts import RULES, SAME, Rule, rule_of
 from tokenswift.loader.errors import refused_as
+from tokenswift.loader.infill_marks import GGUF_NAMES
 from tokenswift.loader.plain_tokenizer import PlainTokenizer, check_lengths
 from tokenswift.loader.schema import converted, refusal
 from tokenswift.types import InputError
@@ -76,6 +77,15 @@ class Words(msgspec.Struct, dict=True):
     eom_token_id: int | None = None
     unknown_token_id: int | None = None
     padding_token_id: int | None = None
+    fim_pre_token_id: int | None = None
+    fim_suf_token_id: int | None = None
+    fim_mid_token_id: int | None = None
+    fim_pad_token_id: int | None = None
+    fim_rep_token_id: int | None = None
+    fim_sep_token_id: int | None = None
+    prefix_token_id: int | None = None
+    suffix_token_id: int | None = None
+    middle_token_id: int | None = None
     add_bos_token: bool | int | None = None
     add_eos_token: bool | int | None = None
     add_space_prefix: bool | int | None = None
@@ -101,6 +111,17 @@ class Words(msgspec.Struct, dict=True):
             if token_id is not None and 0 <= token_id < len(tokens):
                 special[f"{name}_token"] = tokens[token_id]
         return special
+
+    def infill_names(self) -> dict[str, str]:
+        """The marks for filling in that the file numbers, by the fields of `Marks`."""
+        names: dict[str, str] = {}
+        tokens = self.tokens or []
+        for field, theirs in GGUF_NAMES.items():
+            for name in theirs:
+                token_id = getattr(self, f"{name}_token_id")
+                if token_id is not None and 0 <= token_id < len(tokens):
+                    names.setdefault(field, tokens[token_id])
+        return names
 
     def vocabulary(self) -> dict[str, int]:
         """Tokens and their ids, without those that fill up a padded embedding."""
@@ -236,7 +257,8 @@ def gguf_tokenizer(metadata: Mapping[str, object], path: Path) -> PlainTokenizer
         InputError: as of :func:`build`.
     """
     words = words_of(metadata, path)
-    return PlainTokenizer(build(words, path), words.special(), words.chat_template)
+    special = words.special()
+    return PlainTokenizer(build(words, path), special, words.chat_template, words.infill_names())
 
 
 def _byte_level(words: Words, path: Path) -> Tokenizer:

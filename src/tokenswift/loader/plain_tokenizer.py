@@ -63,14 +63,20 @@ class PlainTokenizer:
         backend: the tokenizer as its library has it.
         special: special tokens by name (``bos_token``, …).
         template: the chat template, or None.
+        infill_names: marks for filling in that the model's file names (`infill_marks`).
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, special: Mapping[str, str], template: str | None
+        self,
+        backend: tokenizers.Tokenizer,
+        special: Mapping[str, str],
+        template: str | None,
+        infill_names: Mapping[str, str] | None = None,
     ) -> None:
         ids = {name: backend.token_to_id(token) for name, token in special.items()}
         self.backend_tokenizer = backend
         self.special_tokens_map = dict(special)
+        self.infill_names = dict(infill_names or {})
         self.chat_template = template
         self.bos_token = special.get("bos_token")
         self.bos_token_id = ids.get("bos_token")

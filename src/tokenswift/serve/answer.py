@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from tokenswift.types import Generation, InputError, Logprob, RunError, Step
 #: files of an answer's folder: its record, and the run of its text
 RECORD = "answer.json"
 RUN = "0"
+GRAMMAR = "grammar"  # what ended a text whose grammar could not be followed any further
 STRETCH = 0.02  # seconds of steps that one event of a stream tells of
 
 
@@ -73,7 +75,9 @@ class Answer:
         pieces: the text that each token released.
         steps: passes that it took.
         tail: text that the end released.
-        reason: why it ended, "" before.
+        reason: why it ended, `GRAMMAR` among others, "" before.
+        first_step: Unix time of the first step, 0 before it.
+        last_step: the same of the newest one.
         is_stopped: its client is gone, or has stopped it.
         prompt: token ids of its prompt, where it is to be echoed.
         tokens: ids of its new tokens, where log-probabilities are asked for.
@@ -99,6 +103,8 @@ class Answer:
         self.reason = ""
         self.steps = 0
         self.is_stopped = False
+        self.first_step = 0.0
+        self.last_step = 0.0
         self.prompt: list[int] = []
         self.tokens: list[int] = []
         self.logprobs: list[Logprob] = []
@@ -156,6 +162,8 @@ class Answer:
 
     def take(self, step: Step) -> None:
         """One more step."""
+        self.last_step = time.time()
+        self.first_step = self.first_step or self.last_step
         self.prompt_logprobs += step.prompt_logprobs
         if not self.body.writes_nothing:
             if step.logprobs:
@@ -169,7 +177,7 @@ class Answer:
         """It has ended by itself."""
         self.reason = "length"
         if not self.body.writes_nothing:
-            self.reason = result.finish_reason
+            self.reason = "length" if self.is_late else result.finish_reason
             self.tail = result.text[len(self.text) :]
 
     def _release(self, text: str, sizes: Sequence[int]) -> None:
@@ -189,6 +197,13 @@ class Answer:
         if self._tokenizer is None:
             raise InputError("the model came without a tokenizer; valid: a model with one")
         return token_texts(self._tokenizer)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it has been written for as long as its client waits, and has a line."""
+        most = self.body.most_seconds
+        is_over = 0 < most < self.last_step - self.first_step
+        return is_over and not self.is_stopped and any("\n" in piece for piece in self.pieces)
 
     @property
     def echo(self) -> str:

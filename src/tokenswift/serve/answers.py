@@ -37,7 +37,7 @@ from tokenswift.engine.ticket import Ticket
 from tokenswift.runs.regular_files import read_regular
 from tokenswift.sampling.masks import LEFT, NoMask
 from tokenswift.sampling.sampler import RefusedRow
-from tokenswift.serve.answer import RECORD, RUN, Answer, Record
+from tokenswift.serve.answer import GRAMMAR, RECORD, RUN, Answer, Record
 from tokenswift.serve.base import Body
 from tokenswift.serve.refusals import Refused
 from tokenswift.serve.schemas import Responses
@@ -288,7 +288,7 @@ class Answers:
             self.settings.check_strategy(body.own_settings.get("strategy"))
         request = body.request(self.llm, self.settings, record.seed, record.before)
         record.thought = ""
-        if body.kind != "completion":
+        if body.kind in ("chat", "response"):
             record.thought = thought_of(self._tokenizer, ids_of(request.prompt))
         answer.read_calls()
         if self.closing or self.scheduler.is_closed:
@@ -328,11 +328,13 @@ class Answers:
         try:
             async for step in ticket:
                 answer.take(step)
+                if answer.is_late:
+                    ticket.cancel()
             result = ticket.result
         except Exception as error:
             await self._fail(answer, error)
             return
-        if result.finish_reason != "cancelled":
+        if result.finish_reason != "cancelled" or answer.is_late:
             answer.end(result)
             await self._finish(answer, "done")
         else:
@@ -345,6 +347,11 @@ class Answers:
         fault = fault_of(error, answer.body.bad_words)
         answer.status = 500 if fault is None else 400
         reason = " ".join(str(fault or error).split()) or type(error).__name__
+        # a client can do something with the text so far; a response has it anyway
+        if isinstance(fault, NoMask) and answer.pieces and not isinstance(answer.body, Responses):
+            answer.reason = GRAMMAR
+            await self._finish(answer, "done", reason)
+            return
         await self._finish(answer, "failed", reason)
 
     async def _finish(self, answer: Answer, state: str, error: str = "") -> None:

@@ -35,6 +35,7 @@ from tokenswift.serve.base import Body
 from tokenswift.serve.bodies import read_body
 from tokenswift.serve.connections import protocol_of
 from tokenswift.serve.guard import HEALTH, Guard
+from tokenswift.serve.llama_cpp import InfillBody, infill_json, stream_infill
 from tokenswift.serve.objects import why_unfinished
 from tokenswift.serve.openai import complete_json, stream_chunks
 from tokenswift.serve.page import page_of
@@ -46,6 +47,7 @@ from tokenswift.types import InputError
 from tokenswift.version import __version__
 
 logger = logging.getLogger("tokenswift")
+INFILL = "/infill"
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models")
 LOOK = 0.1  # seconds until it is looked again whether a client is still there
 GONE = 499  # the client closed the connection: nobody reads this
@@ -123,6 +125,14 @@ class Routes:
         summary = "Go on with a text"
         extra = described(Completion)
         add(completions, self.completion, methods=["POST"], summary=summary, openapi_extra=extra)
+        summary = "Fill in the middle of a text, in llama.cpp's form"
+        add(
+            INFILL,
+            self.infill,
+            methods=["POST"],
+            summary=summary,
+            openapi_extra=described(InfillBody),
+        )
         summary = "Answer, in the background too"
         extra = described(Responses)
         add(responses, self.responses, methods=["POST"], summary=summary, openapi_extra=extra)
@@ -137,6 +147,8 @@ class Routes:
         add(HEALTH, self.health, methods=["GET"], summary="Whether the server takes requests")
         add("/metrics", self.metrics, methods=["GET"], summary="Figures for Prometheus")
         add("/", self.start, methods=["GET"], include_in_schema=False)
+        for path, answer in (("/", self.start), (HEALTH, self.health), (models, self.models)):
+            add(path, answer, methods=["HEAD"], include_in_schema=False)
 
     # ---- new answers -----------------------------------------------------------------------------
 
@@ -145,6 +157,9 @@ class Routes:
 
     async def completion(self, request: Request) -> Response:
         return await self._answer(Completion, request)
+
+    async def infill(self, request: Request) -> Response:
+        return await self._answer(InfillBody, request)
 
     async def responses(self, request: Request) -> Response:
         return await self._answer(Responses, request)
@@ -166,6 +181,8 @@ class Routes:
         log_ignored(body, request)
         answers = await self._answers.begin_all(body, request.state.client)
         first = answers[0]
+        if body.kind == "infill" and body.stream:
+            return _streamed(stream_infill(first, self.model), first, first.stop)
         if body.stream and body.kind != "response":
             return _streamed(stream_chunks(answers, self.model), first, partial(stop_all, answers))
         if body.stream:
@@ -174,6 +191,8 @@ class Routes:
             return Response(status_code=GONE)
         if body.kind == "response":
             return JSONResponse(response_object(first, self.model))
+        if body.kind == "infill":
+            return Response(infill_json(first, self.model), media_type="application/json")
         # in a thread: there may be hundreds of thousands of log-probabilities
         complete = await asyncio.to_thread(complete_json, answers, self.model)
         return Response(complete, media_type="application/json")

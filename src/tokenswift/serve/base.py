@@ -21,6 +21,7 @@ from tokenswift.checks import LARGEST, check_choice
 from tokenswift.config.sampling import MOST_BIASES, MOST_TEXTS, SamplingParams
 from tokenswift.engine.arguments import CallArguments, call_arguments
 from tokenswift.engine.failures import QueueFull
+from tokenswift.engine.infill import Infill, infill_request
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.prompts import chat_request, encode, request_for
 from tokenswift.engine.request import SEEDS, Request
@@ -139,6 +140,19 @@ class Body(BaseModel):
             InputError: there are too many.
         """
         return [self]
+
+    def gap(self) -> Infill | None:
+        """The gap in a text that is to be filled in; None: there is none.
+
+        Raises:
+            InputError: the fields contradict each other.
+        """
+        return None
+
+    @property
+    def most_seconds(self) -> float:
+        """Seconds of writing, after which a text ends that has a line; 0: any."""
+        return 0.0
 
     @property
     def writes_nothing(self) -> bool:
@@ -284,7 +298,10 @@ class Body(BaseModel):
         positions = llm.target.rotary.limit or LARGEST
         most_tokens = min(settings.max_prompt or LARGEST, positions - 1)
         self._check_characters(prompt, tools, most_tokens)
-        if is_chat(prompt):
+        gap = self.gap()
+        if gap is not None:
+            request = infill_request(llm.resources, gap, **arguments)
+        elif is_chat(prompt):
             arguments["template_options"] = self.template_options() or None
             request, _ = chat_request(
                 llm.resources, prompt, tools, name=self.prompt_field, **arguments
@@ -307,7 +324,8 @@ class Body(BaseModel):
         self, prompt: Prompt, tools: OfferedTools | None, most_tokens: int
     ) -> None:
         """Refuse a prompt that is too long to be encoded."""
-        characters = len(str(prompt)) + len(str(tools.forms if tools else ""))
+        written = (self.gap() or prompt, tools.forms if tools else "")
+        characters = sum(len(str(one)) for one in written)
         most = MOST_CHARACTERS_PER_TOKEN * most_tokens
         if characters > most:
             text = f"the prompt is {characters:,} characters"

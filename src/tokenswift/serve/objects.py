@@ -7,7 +7,7 @@ from typing import NotRequired, TypedDict
 
 import msgspec
 
-from tokenswift.serve.answer import Answer
+from tokenswift.serve.answer import GRAMMAR, Answer
 from tokenswift.serve.logprobs import ChatLogprobs, CompletionLogprobs
 
 PING = b": ping\n\n"  # a comment
@@ -28,6 +28,7 @@ class OwnFields(TypedDict):
     seed: int
     ended_by: str
     steps: int
+    error: NotRequired[str]
 
 
 class Choice(TypedDict):
@@ -77,12 +78,16 @@ def data(value: Mapping[str, object]) -> bytes:
 
 
 def own_fields(answer: Answer) -> OwnFields:
-    """The seed of an answer, why it ended ("" before) and how many passes it took."""
-    return OwnFields(
+    """The seed of an answer, why it ended ("" before) and how many passes it took; the error of a
+    grammar that ended it."""
+    own = OwnFields(
         seed=answer.body.sampler_seed(answer.record.seed),
         ended_by=answer.reason,
         steps=answer.steps,
     )
+    if answer.reason == GRAMMAR:
+        own["error"] = answer.record.error
+    return own
 
 
 def usage(*answers: Answer) -> Usage:

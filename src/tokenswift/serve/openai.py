@@ -9,7 +9,7 @@ from itertools import accumulate, chain
 import msgspec
 
 from tokenswift.chat import Delta, call_id
-from tokenswift.serve.answer import Answer, follow_all
+from tokenswift.serve.answer import GRAMMAR, Answer, follow_all
 from tokenswift.serve.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -31,7 +31,7 @@ from tokenswift.serve.objects import (
 from tokenswift.serve.refusals import Refused
 
 #: why a text ended → OpenAI's word for it
-REASONS = {"length": "length", "eos": "stop", "stop": "stop", "loop": "stop"}
+REASONS = {"length": "length", "eos": "stop", "stop": "stop", "loop": "stop", GRAMMAR: "length"}
 #: kind of a piece → its name in the deltas of a chat's stream
 SPOKEN = {"text": "content", "thought": "reasoning_content"}
 
@@ -114,7 +114,8 @@ def _echoed_logprobs(answer: Answer) -> CompletionLogprobs | None:
 
 def finish_reason(answer: Answer, has_calls: bool) -> str:
     """OpenAI's word for why a text ended, which may call tools."""
-    return "tool_calls" if has_calls and answer.reason != "length" else REASONS[answer.reason]
+    reason = REASONS[answer.reason]
+    return "tool_calls" if has_calls and reason != "length" else reason
 
 
 # ---- streams -------------------------------------------------------------------------------------
@@ -205,6 +206,8 @@ class Chunks:
         logprobs: ChatLogprobs | CompletionLogprobs | None = None,
     ) -> bytes:
         choice = Choice(index=self._number, finish_reason=reason, logprobs=logprobs)
+        if reason is not None and self._answer.reason == GRAMMAR:
+            choice["tokenswift"] = own_fields(self._answer)
         if self._is_chat:
             choice["delta"] = delta
         else:

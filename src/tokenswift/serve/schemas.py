@@ -11,6 +11,7 @@ from tokenswift.chat.messages import plain_message
 from tokenswift.chat.prompts import Prompt
 from tokenswift.checks import counted
 from tokenswift.engine.arguments import CallArguments
+from tokenswift.engine.infill import Infill
 from tokenswift.serve.base import MOST_MESSAGES, Body, ClientMessages, Object, Quick
 from tokenswift.serve.items import PlacedMessage, foreign_items, plain_items
 from tokenswift.types import InputError
@@ -112,6 +113,7 @@ class Completion(Body):
     n: int | None = None
     logprobs: bool | int | None = None
     echo: bool | None = None
+    suffix: str | None = None
     stream_options: Object = None
     max_tokens: int | None = None
 
@@ -132,6 +134,16 @@ class Completion(Body):
             else:
                 several.append(one)
         return several or [ids]
+
+    def gap(self) -> Infill | None:
+        if not self.suffix:
+            return None
+        if self.echo:
+            raise InputError("echo is true beside suffix; valid: one of the two", "echo")
+        prompt = self.full_prompt(False, ())
+        if not isinstance(prompt, str):
+            raise InputError("suffix is given beside token ids; valid: a prompt of text", "suffix")
+        return Infill(prompt, self.suffix)
 
     def each_text(self) -> Sequence[Body]:
         prompts = self.prompts
