@@ -164,6 +164,30 @@ PHI = """{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}
 {%- if m.role == 'system' and m.tools %}{{ '<|tool|>' + m.tools + '<|/tool|>' }}{% endif %}
 {{- '<|end|>' }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}"""
 
+#: messages of channels: thoughts, texts, calls of one function each, results of a function's role;
+#: a system message becomes the developer's
+HARMONY = """{{ '<|start|>system<|message|>Channels: analysis, commentary, final.<|end|>' }}
+{%- if messages[0].role in ['system', 'developer'] %}
+{%- set note, turns = messages[0].content, messages[1:] %}{% else %}
+{%- set note, turns = '', messages %}{% endif %}
+{%- if note or tools %}{{ '<|start|>developer<|message|>' + note }}
+{%- for tool in tools or [] %}{{ '\\ntype ' + tool.function.name + ' = ' }}
+{{- tool.function.parameters | tojson }}{% endfor %}{{ '<|end|>' }}{% endif %}
+{%- set ns = namespace(called='') %}{% for m in turns %}{% if m.role == 'user' %}
+{{- '<|start|>user<|message|>' + m.content + '<|end|>' }}
+{%- elif m.role == 'tool' %}{% if not ns.called %}{{ raise_exception('no call before') }}{% endif %}
+{{- '<|start|>functions.' + ns.called + ' to=assistant<|channel|>commentary<|message|>' }}
+{{- m.content | tojson + '<|end|>' }}{% elif m.role == 'assistant' %}
+{%- if m.tool_calls %}{% if m.content and m.thinking %}{{ raise_exception('one of both') }}
+{%- endif %}{% if m.content or m.thinking %}{{ '<|start|>assistant<|channel|>analysis<|message|>' }}
+{{- (m.content or m.thinking) + '<|end|>' }}{% endif %}
+{%- set ns.called = m.tool_calls[0].function.name %}
+{{- '<|start|>assistant to=functions.' + ns.called + '<|channel|>commentary json<|message|>' }}
+{{- m.tool_calls[0].function.arguments | tojson + '<|call|>' }}{% else %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + m.content }}
+{{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}{% endif %}
+{%- endif %}{% endfor %}{{ '<|start|>assistant' if add_generation_prompt }}"""
+
 #: contents are lists of parts
 PARTS = """{% for m in messages %}{{ m.role + ':' }}{% for part in m.content %}
 {%- if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{{ '\\n' }}{% endfor %}>"""
@@ -185,4 +209,5 @@ TEMPLATES = {
     "R1 distills": R1_DISTILL,
     "R1-0528 distill": R1_0528,
     "Phi-4-mini": PHI,
+    "OpenAI gpt-oss": HARMONY,
 }

@@ -49,7 +49,7 @@ class _Writer:
         if self._tools.choice != "auto":  # a call from the first token on
             lines.append(f"start: {begin} {self._calls()}")
         elif self._schema is not None:
-            answer = _json(closed(json.loads(self._schema)))
+            answer = json_rule(closed(json.loads(self._schema)))
             lines += [f"start: answer | {token} {begin} {self._calls()}", f"answer: {answer}"]
         else:
             lines += self._free(token)
@@ -117,7 +117,7 @@ class _Writer:
         yield f"{rule}: {' | '.join(f'{rule}_{i}' for i in range(len(names)))}"
         for i, name in enumerate(names):
             begin = self._head(_named(head, name))
-            yield f"{rule}_{i}: {begin} {_json(self._tools.bound(name))}"
+            yield f"{rule}_{i}: {begin} {json_rule(self._tools.bound(name))}"
 
     def _head(self, head: str) -> str:
         if self._schema is not None and ID not in head and NAMED.search(head) is None:
@@ -148,7 +148,8 @@ def _named(head: str, name: str) -> str:
     return head.replace(NAME, name)
 
 
-def _json(schema: Mapping[str, object]) -> str:
+def json_rule(schema: Mapping[str, object]) -> str:
+    """JSON that a schema describes, in a grammar's rule."""
     options = schema.get("x-guidance")
     guidance = {**(options if isinstance(options, Mapping) else {}), **SPACING}
     return "%json " + json.dumps({**schema, "x-guidance": guidance}, ensure_ascii=False)

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tokenswift.chat.answer_grammar import answer_grammar
+from tokenswift.chat.harmony import HarmonyParser, harmony_grammar
 from tokenswift.chat.parser import Delta, Parser
 from tokenswift.chat.tools import Tools
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.grammar import CLOSE, OPEN, Grammar
 from tokenswift.loader import chat_template
 from tokenswift.loader.abilities import SHORT
-from tokenswift.loader.call_forms import PLAIN, Family, family_of
+from tokenswift.loader.call_forms import HARMONY, PLAIN, Family, family_of
 from tokenswift.tokenizer import Tokenizer, backend_of
 from tokenswift.types import Generation, InputError
 
@@ -129,8 +130,16 @@ class Calls:
         """In the form of a model."""
         return cls(tools, family_of(template_of(tokenizer)), special_ids(tokenizer), thought)
 
-    def parser(self) -> Parser:
+    @property
+    def has_channels(self) -> bool:
+        """Whether an answer's thought and text stand between marks of their own (Harmony)."""
+        return self.family is HARMONY
+
+    def parser(self) -> Parser | HarmonyParser:
         """A parser of one answer."""
+        if self.family is HARMONY:
+            names = [] if self.tools is None else [*self.tools.known]
+            return HarmonyParser(names, self.tools is None or self.tools.parallel)
         if self.tools is None:
             return Parser(None, thought=self.thought)
         return Parser(self.family, [*self.tools.known], self.tools.parallel, self.thought)
@@ -152,6 +161,10 @@ class Calls:
             if grammar is not None and grammar.kind != "json_schema":
                 text = f"a grammar ({grammar.kind}) is given beside tools; valid: one of the two"
                 raise InputError(text, "tools")
+        if self.family is HARMONY:
+            grammar = harmony_grammar(self.tools, self.special, grammar)
+            return replace(sampling, grammar=grammar)
+        if self.tools is not None:
             schema = None if grammar is None else grammar.text
             text = answer_grammar(self.family, self.tools, self.special, schema)
             grammar = Grammar.lark(text)
@@ -168,7 +181,8 @@ class Reply:
         text: what the answer says besides its calls.
         tool_calls: its calls, in the order in which they were written.
         generation: the tokens, as they were written, with their figures.
-        reasoning: what the model thought before, between ``<think>`` and ``</think>``.
+        reasoning: what the model thought before, between ``<think>`` and ``</think>``, or in its
+            own channel (gpt-oss).
     """
 
     text: str

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+from tokenswift.chat import Calls, message_of
+from tokenswift.chat.harmony import HarmonyParser
 from tokenswift.chat.messages import checked
 from tokenswift.chat.saved import read_messages, write_messages
 from tokenswift.checks import counted, meant
@@ -43,6 +45,26 @@ class Method(TypedDict):
     strategy: str
     strategy_options: Mapping[str, object]
     template_options: Mapping[str, object] | None
+
+
+class ChannelSink(TextSink):
+    """Writes the thought and the text of an answer that has channels, without their marks."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self._parser = HarmonyParser()
+        self._kind = ""
+
+    def shown(self, text: str) -> str:
+        """See :meth:`TextSink.shown`."""
+        pieces: list[str] = []
+        for delta in self._parser.push(text):
+            if delta.kind != self._kind:
+                pieces.append("\n\n" if self._kind else "")
+                pieces.append("(thinking) " if delta.kind == "thought" else "")
+                self._kind = delta.kind
+            pieces.append(delta.text)
+        return "".join(pieces)
 
 
 class Chat:
@@ -159,7 +181,8 @@ class Chat:
             on_loop="copies",
             **self._method,
         )
-        sink = TextSink(None)
+        calls = Calls.of(None, self._llm.tokenizer)
+        sink = ChannelSink() if calls.has_channels else TextSink(None)
         answer = ""
         try:
             result = stream(self._llm, request, sink, self._args.quiet, prefixes=self.prefixes)
@@ -173,7 +196,10 @@ class Chat:
             note = "stopped"
             answer = sink.text
         if answer:
-            self.messages = [*messages, {"role": "assistant", "content": answer}]
+            message: dict[str, object] = {"role": "assistant", "content": answer}
+            if calls.has_channels:
+                message = message_of(*calls.read(answer, ""))
+            self.messages = [*messages, message]
         logger.info("(%s)", note)
 
     def _without_loop(self, result: Generation) -> str:

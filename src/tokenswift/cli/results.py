@@ -105,10 +105,15 @@ class TextSink:
         self.text += text
         if self._path is not None:
             self._append(self._path, text)
-        if text and self._echo and not again:
+        shown = self.shown(text)
+        if shown and self._echo and not again:
             self._last_echoed = "\n"  # until it is written
-            say(text)
-            self._last_echoed = text
+            say(shown)
+            self._last_echoed = shown
+
+    def shown(self, text: str) -> str:
+        """What standard output gets of a piece of text."""
+        return text
 
     def _append(self, path: Path, text: str) -> None:
         try:

@@ -10,6 +10,15 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tokenswift.loader.harmony import (
+    CALL,
+    CHANNEL,
+    CONSTRAIN,
+    MESSAGE,
+    START,
+    speaks_harmony,
+)
+
 #: in `Family.head` and `Family.tail`: where the name of a tool stands, and where an id may
 NAME = "NAME"
 ID = "ID?"
@@ -165,6 +174,14 @@ PHI = Family(
 )
 #: what stands behind the tools in its template
 PHI_TOOLS_END = "<|/tool|>"
+#: gpt-oss: a message of the channel "commentary" to a function (`chat.harmony`)
+HARMONY = Family(
+    "harmony",
+    mark=CHANNEL,
+    head=f"{CHANNEL}commentary to=functions.NAME {CONSTRAIN}json{MESSAGE}",
+    tail="",
+    between=f"{CALL}{START}assistant",
+)
 #: models of which nothing is known: an answer that is ``{"name": …, "arguments": {…}}``, a call a
 #: line
 PLAIN = Family("plain")
@@ -176,6 +193,8 @@ def family_of(template: str) -> Family:
     none."""
     if MISTRAL.mark in template:
         return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
+    if speaks_harmony(template):
+        return HARMONY
     if PHI_TOOLS_END in template:
         return PHI
     for family in (COHERE, DEEPSEEK, GRANITE):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 from tokenswift.loader.abilities import Turns
 from tokenswift.loader.apart import controls_of
 from tokenswift.loader.chat_template import PROBE, abilities_of, has_template, template_text
+from tokenswift.loader.harmony import CALL, END, RETURN, speaks_harmony
 from tokenswift.tokenizer import Tokenizer, backend_of
 from tokenswift.types import InputError, RunError
 
@@ -38,6 +40,17 @@ def turn_ends(tokenizer: Tokenizer | None) -> set[int]:
     controls = controls_of(tokenizer)
     names = [name for name in controls if behind.startswith(name)]
     return {controls[max(names, key=len)]} if names else set()
+
+
+def without_message_ends(ends: Set[int], tokenizer: object) -> set[int]:
+    """The ids that end a text; of Harmony's marks those that end an answer."""
+    backend = backend_of(tokenizer)
+    added = {} if backend is None else backend.get_added_tokens_decoder()
+    ids = {token.content: number for number, token in added.items()}
+    if not speaks_harmony(ids):
+        return set(ends)
+    of_answers = {ids[name] for name in (CALL, RETURN) if name in ids}
+    return {end for end in ends | of_answers if end != ids.get(END)}
 
 
 def end_tokens(model: Any, tokenizer: object) -> set[int]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from tokenswift.checks import counted
+from tokenswift.loader import harmony
 from tokenswift.loader.cuts import RULES, SAME, Rule, rule_of
 from tokenswift.loader.errors import refused_as
 from tokenswift.loader.infill_marks import GGUF_NAMES
@@ -42,7 +43,9 @@ ENDS = {
     "<|eot_id|>",
     "<|eom_id|>",
     "<|end_of_text|>",
-    "<|end|>",
+    harmony.END,
+    harmony.CALL,
+    harmony.RETURN,
     "<turn|>",
     "<end_of_turn>",
     "<end_of_utterance>",
@@ -153,6 +156,9 @@ class Words(msgspec.Struct, dict=True):
         for number, (token, kind) in enumerate(self.typed):
             if token in ENDS or (kind == CONTROL and token in CONTROL_ENDS):
                 ends.add(number)
+        tokens = self.tokens or []
+        if harmony.speaks_harmony(tokens) and harmony.END in tokens:
+            ends.discard(tokens.index(harmony.END))
         return sorted(end for end in ends if end is not None)
 
 

@@ -24,7 +24,13 @@ from tokenswift.config.sampling import ANSWERS, SamplingParams
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.loader.chat_template import prepare
-from tokenswift.loader.ends import end_ids, end_tokens, turn_ends, unnamed_rows
+from tokenswift.loader.ends import (
+    end_ids,
+    end_tokens,
+    turn_ends,
+    unnamed_rows,
+    without_message_ends,
+)
 from tokenswift.loader.find import locate, short_name
 from tokenswift.loader.host import HeadsHost, holds_heads, host_of
 from tokenswift.loader.identity import (
@@ -124,7 +130,8 @@ class Source(ABC):
     def end_tokens(self) -> set[int]:
         """End-of-text ids within the model's vocabulary."""
         ends, rows = self._ends()
-        return {token for token in ends | self._turn_ends if 0 <= token < rows}
+        ends = without_message_ends(ends | self._turn_ends, self.tokenizer)
+        return {token for token in ends if 0 <= token < rows}
 
     def unnamed_rows(self) -> list[int]:
         """Rows of the LM head that no token names."""
