@@ -58,7 +58,7 @@ class Decoder:
         control = self.control
         tree = CandidateTree(0)
         draft = DRAFT
-        mode = control.mode(500, load)
+        mode = control.choose_mode(500, load)
         node = 0
         for token in range(0 if control.timing_plain else 31):
             node = tree.add(node, token, "ngram", chance)
@@ -70,7 +70,7 @@ class Decoder:
             draft += 0.2
             nodes, expected = tree.select(control.verify_costs(31), control.tokens_per_pass)
         rows = 1 + len(nodes)
-        control.drafted(Drafted(mode, 1 + expected, rows, passes=heads, levels=heads))
+        control.record_draft(Drafted(mode, 1 + expected, rows, passes=heads, levels=heads))
         chain = [node for node in nodes if tree.tokens[node] != 99]
         right = next((i for i in range(len(chain)) if self.rnd.random() >= chance), len(chain))
         if not right and len(chain) < len(nodes):
@@ -110,7 +110,7 @@ def test_a_drafter_is_asked_where_that_is_worth_its_time() -> None:
     control = Control(Costs(), {"heads": HEADS}, {"heads": 0.5})
     plain = control.modes[PLAIN]
     control.current = "heads"
-    control.modes["heads"].draft = 0.21
+    control.modes["heads"].draft_cost = 0.21
     answers = list[bool]()
     for control.tokens_per_pass, chance in ((1, 0.59), (1, 0.61), (3, 0.3)):
         answers.append(control.should_ask("heads", 1.1, 2, chance))
@@ -118,7 +118,7 @@ def test_a_drafter_is_asked_where_that_is_worth_its_time() -> None:
     assert control.modes["heads"].bias == 0.5  # as earlier texts showed
     for expected, bias in ((3.0, 1.0), (1.5, 1.3)):
         for _ in range(40):
-            control.drafted(Drafted("heads", expected, 4))
+            control.record_draft(Drafted("heads", expected, 4))
             control.record_step(3, 4, 33.0, 1.0)
         assert plain.bias == pytest.approx(bias, abs=0.02)
     control.timing_plain = False
@@ -208,8 +208,8 @@ def test_pauses_double_until_something_is_drafted(dear: bool) -> None:
     pauses = list[int]()
     steps = [(PLAIN, 1)] * 30 + [(PLAIN, 2)] + [("heads", 2)] * 9 + [(PLAIN, 1)] * 11
     for mode, rows in steps:
-        control.mode(500)
-        control.drafted(Drafted(mode, 1.0, rows))
+        control.choose_mode(500)
+        control.record_draft(Drafted(mode, 1.0, rows))
         control.record_step(1, rows, 30.0, 3.0 if dear else 0.03)
         pauses.append(control.pause())
     expected = [16, 32, 64, 128, 128, 16] if dear else []
@@ -251,13 +251,13 @@ def test_figures_of_control_are_pinned() -> None:
     record = control.record()
     figures = {
         "tokens_per_pass": (control.tokens_per_pass, 2.973216),
-        "row": (control.row, 0.04690143),
-        "level": (control.level, 0.04895654),
+        "row": (control.row_cost, 0.04690143),
+        "level": (control.level_cost, 0.04895654),
         "best chance of heads": (control.best_chance("heads"), 0.3942),
         "best chance of an unseen level": (control.best_chance(0), 0.35),
-        "tokens": (heads.tokens, 1.424455),
-        "rows": (heads.rows, 2.908744),
-        "draft": (heads.draft, 0.2025293),
+        "tokens": (heads.mean_tokens, 1.424455),
+        "rows": (heads.mean_rows, 2.908744),
+        "draft": (heads.draft_cost, 0.2025293),
         "bias": (heads.bias, 0.7795906),
         "pass_cost": (heads.pass_cost, 0.1468696),
         "rate": (control.expected_rate("heads"), 0.9972742),

@@ -1,6 +1,12 @@
 """The decode loop (paper, Algorithm 1): propose, forward, accept, commit, observe; and the prefill
 before it.
 
+A step drafts a tree: its root is the text's last token, which no pass has run yet, and below it are
+tokens that may come next. One *verify pass* of the target model runs all nodes of the tree, a row
+for each. The acceptance rule then follows the tree from the root for as long as the chosen token is
+a drafted one, and the token chosen last, which has no node, becomes the next root. So a step yields
+one token at least.
+
 Every strategy uses this loop, and so does plain decoding, whose tree is the root alone. The target
 model and the acceptance rule alone decide the tokens; a strategy decides only the speed. A step
 advances several sequences by one verify pass over all their trees. Each sequence gets the tokens
@@ -27,8 +33,8 @@ from tokenswift.speculation.sequence_state import ALONE, BatchLoad, SequenceStat
 from tokenswift.types import Accepted, DraftTree, Logprob, OnProgress, Step
 
 logger = logging.getLogger("tokenswift")
-_NEW_WEIGHT = 1 / 16  # weight of a step in a sequence's running means
-_REDECODE_ROWS = 64  # rows of a pass that runs generated tokens again
+_NEW_WEIGHT = 1 / 16  # weight of the newest step in a sequence's running means
+_REDECODE_ROWS = 64  # tokens of a resumed text that one decode pass runs again
 T = TypeVar("T")
 
 
@@ -78,7 +84,8 @@ def _catch(function: Callable[[], T]) -> T | Exception:
 
 
 def _propose(sequences: Sequence[SequenceState]) -> list[DraftTree | Exception]:
-    """Draft a tree for each sequence, which is told of the load by the others."""
+    """Draft a tree for each sequence, which is told what the others add to the pass: more rows
+    make each further one cheaper or dearer."""
     rows = sum(sequence.rows for sequence in sequences)
     tokens = sum(sequence.mean_tokens for sequence in sequences)
     ms = sum(sequence.mean_ms for sequence in sequences)
@@ -98,9 +105,10 @@ def _propose(sequences: Sequence[SequenceState]) -> list[DraftTree | Exception]:
 
 
 def _draft(sequence: SequenceState) -> DraftTree:
+    """The strategy's tree for one sequence."""
     masks = sequence.sampler.masks
     with sequence.meter.phase("draft"):
-        if masks is not None and masks.is_slow:
+        if masks is not None and masks.is_slow:  # which the scheduler has mostly done ahead
             masks.prepare(sequence.tokens)
         tree = sequence.strategy.draft(sequence)
     sequence.rows = len(tree)
@@ -120,6 +128,7 @@ def _forward(
         if isinstance(tree, DraftTree)
     ]
     passes: list[Verified | Exception] = []
+    # together only where a row's bits do not depend on the rows beside it
     if len(drafted) > 1 and sequences[0].model.equal_bits:
         try:
             passes += _pass(drafted)
@@ -184,17 +193,17 @@ def _accept_and_commit(sequence: SequenceState, verified: Verified) -> Step:
         sequence.last_row = path[-1]
         if sequence.remaining is not None:
             sequence.remaining -= len(new_tokens)
-    drafted_nodes = accepted.nodes[1 : len(new_tokens) + 1]
-    sources = [tree.sources[node] for node in drafted_nodes]
+    accepted_nodes = accepted.nodes[1 : len(new_tokens) + 1]
+    sources = [tree.sources[node] for node in accepted_nodes]
     step = Step(
         token_ids=tuple(new_tokens),
         drafted=len(tree) - 1,
-        accepted=len(drafted_nodes),
+        accepted=len(accepted_nodes),
         ngram_accepted=sources.count("ngram"),
         gamma=tree.gamma,
-        sources=(*sources, "target")[: len(new_tokens)],
+        sources=(*sources, "target")[: len(new_tokens)],  # the last token had no node
         logprobs=logprobs,
-        times=meter.lap(),
+        times=meter.lap(),  # seconds of each phase since the last step's
     )
     with meter.phase("observe"):
         strategy.observe(sequence, step, path)
@@ -202,9 +211,9 @@ def _accept_and_commit(sequence: SequenceState, verified: Verified) -> Step:
     sequence.observe_seconds = observing.get("observe", 0.0)
     step = replace(step, times={**step.times, **observing})
     meter.add(step)
-    own_ms = 1000 * (step.seconds - step.times.get("verify", 0.0))
+    unshared_ms = 1000 * (step.seconds - step.times.get("verify", 0.0))
     sequence.mean_tokens += _NEW_WEIGHT * (len(new_tokens) - sequence.mean_tokens)
-    sequence.mean_ms += _NEW_WEIGHT * (own_ms - sequence.mean_ms)
+    sequence.mean_ms += _NEW_WEIGHT * (unshared_ms - sequence.mean_ms)
     return step
 
 
@@ -263,6 +272,7 @@ def prefill(
     model = sequence.model
     start = sequence.cache.length
     total = len(sequence.tokens) - 1
+    # a backend whose prefill rounds otherwise than its decode passes, as on a GPU
     redecodes = model.equal_bits and not model.prefill_keeps_bits
     end = prefill_end = min(total, sequence.prompt_tokens - 1) if redecodes else total
     if rows is not None and model.prefill_keeps_bits:
@@ -279,12 +289,12 @@ def prefill(
             sequence.tokens[start:end],
             sequence.cache,
             report,
-            is_last=end > prefill_end - OBSERVED,
+            is_last=end > prefill_end - OBSERVED,  # whose queries are to be kept
             features=sequence.features,
             on_hidden=sequence.on_hidden,
         )
         _set_last_pass(sequence, result, start)
-        if rows is not None:
+        if rows is not None:  # that was this call's share
             return total - end
     while sequence.cache.length < total:
         _decode_again(sequence)
@@ -307,7 +317,8 @@ def _decode_again(sequence: SequenceState) -> None:
 
 def _set_last_pass(sequence: SequenceState, result: Pass, start: int) -> None:
     """Remember a prefill pass as the last one. Near the end, rows of the pass before it are put in
-    front: the queries of the last `sparse.OBSERVED` tokens select the partial cache."""
+    front: the queries of the last `sparse.OBSERVED` tokens select which entries a partial cache,
+    for drafting, gets."""
     before = sequence.last_pass
     if before is not None and start > len(sequence.tokens) - 1 - OBSERVED:
         pairs = zip(before.queries, result.queries, strict=True)

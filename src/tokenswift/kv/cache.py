@@ -1,7 +1,14 @@
 """KV caches: the protocol that a pass reads (`KVCache`), their memory, and the full cache.
 
-:class:`FullCache` holds every committed token. It is allocated once; a pass writes its rows behind
-the committed ones, and ``commit`` moves the accepted rows into place.
+An *entry* is one token's key and value, in each layer and head; a *slot* is the place of an entry
+in memory. A pass over n tokens has a *row* for each, and writes their entries into n *scratch*
+slots behind those of the text. In a full cache slot i is position i of the text; a partial cache,
+for drafting, has some positions alone. Letters of shapes are those of `types`; where a tensor holds
+all layers, L is their number.
+
+:class:`FullCache` holds every *committed* token: one that belongs to the text for good, as drafted
+ones do once they are accepted. It is allocated once; a pass writes its rows behind the committed
+ones, and ``commit`` moves the accepted rows into place.
 """
 
 from __future__ import annotations
@@ -83,7 +90,7 @@ class KVCache:
         raise NotImplementedError
 
     def make_room(self, rows: int) -> None:
-        """Called before a pass with this many rows."""
+        """Make room for a pass with this many rows; called before it."""
         raise NotImplementedError
 
     def of_layer(self, layer: int) -> LayerEntries:
@@ -163,11 +170,13 @@ class Entries:
     def copy(
         self, source: Entries, into: Sequence[int], rows: Sequence[int] | Int[Tensor, "LK n"]
     ) -> None:
-        """Copy entries of all layers and heads into slots ``into``.
+        """Copy n entries of all layers and heads.
 
         Args:
-            source: the entries copied from; may be this one.
-            rows: their slots in it, the same for all layers and heads or (L · K, n).
+            source: the memory copied from; may be this one.
+            into: slots that are written.
+            rows: slots of ``source`` that are read, the same for all layers and heads or (L · K,
+                n).
         """
         device = self.data.device
         to_slots = to_device(into, device)
@@ -188,8 +197,8 @@ class Entries:
         self.data[:, :, :length] = source.data[:, :, :length]
 
     def drop(self, count: int) -> None:
-        """Drop the first ``count`` entries, a multiple of :data:`CHUNK`, and move the others to the
-        front."""
+        """Drop the first ``count`` entries and move the others to the front. It is a multiple of
+        :data:`CHUNK`, so that attention sums the others in the chunks in which it always has."""
         for part in self.data:  # a copy of one at a time
             part[:, : part.shape[1] - count] = part[:, count:].clone()
 
@@ -230,7 +239,7 @@ class Tail:
 
     Attributes:
         places: where each layer of the model is.
-        reach: the widest window.
+        reach: the widest window: tokens that a token sees, itself included.
     """
 
     def __init__(self, entries: Entries, windows: Sequence[int | None], dropped: int = 0) -> None:
@@ -275,6 +284,7 @@ def tail_room(windows: Sequence[int | None], capacity: int) -> int:
     widths = [window for window in windows if window is not None]
     if not widths:
         return 0
+    # twice: what is always kept before a window, and what comes in until entries are dropped again
     return min(capacity, max(widths) + 2 * BACK)
 
 
@@ -346,7 +356,8 @@ class FullCache(KVCache):
         self._length = min(length, self._length)
 
     def slide(self, count: int) -> None:
-        """Keep only the last ``count`` entries, moved to the front (float caches only)."""
+        """Keep only the last ``count`` entries, moved to the front: of a drafter that sees no more,
+        whose cache is in floats."""
         start = self._length - count
         if start > 0:
             self.data[:, :, :count] = self.data[:, :, start : self._length].clone()

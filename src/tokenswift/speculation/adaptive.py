@@ -95,7 +95,7 @@ class AdaptiveStrategy(Strategy):
             return CandidateTree(sequence.tokens[-1]).build()
         self._show_pause(sequence)
         control.remaining = sequence.remaining
-        mode = control.mode(len(sequence.tokens) - 1, sequence.load)
+        mode = control.choose_mode(len(sequence.tokens) - 1, sequence.load)
         calibration = self.learnt.calibration
         candidates = PricedCandidates(sequence, self.sampler, self.coupled, calibration, control)
         self._candidates = candidates
@@ -104,7 +104,7 @@ class AdaptiveStrategy(Strategy):
         nodes, expected = self._allowed_nodes(candidates, mode)
         tree = candidates.tree.build(nodes)
         self._tree = tree
-        control.drafted(
+        control.record_draft(
             Drafted(
                 mode,
                 expected=1 + expected,
@@ -214,7 +214,7 @@ class PricedCandidates(Candidates):
         super().__init__(sequence, sampler, coupled, max_passes=CHAIN)
         self.calibration = calibration
         self.control = control
-        self.min_chance = 0.5 * control.tokens_per_pass * control.row
+        self.min_chance = 0.5 * control.tokens_per_pass * control.row_cost
         self._rankings: list[tuple[int, Callable[[int], None]]] = []  # nodes, and what learns there
 
     def add_ranking(
@@ -240,10 +240,10 @@ class PricedCandidates(Candidates):
         control = self.control
         self._observe_best(rankings, level)
         next_chance = control.best_chance(level + 1)
-        min_chance = control.tokens_per_pass * control.row
+        min_chance = control.tokens_per_pass * control.row_cost
         likeliest = _likeliest(rankings)
         grown = [each for each in likeliest if each.path_chance * next_chance > min_chance]
-        cost = control.level + control.row * len(grown)
+        cost = control.level_cost + control.row_cost * len(grown)
         return self._worth(grown, next_chance, cost)
 
     def learn(self, new: list[int]) -> None:
@@ -275,7 +275,11 @@ class PricedCandidates(Candidates):
     def _worth_levels(self, nodes: list[int]) -> list[int]:
         control = self.control
         gain = self.tree.path_chance(nodes[0]) * control.best_chance(0)
-        return nodes[:1] if gain > control.tokens_per_pass * (control.level + control.row) else []
+        return (
+            nodes[:1]
+            if gain > control.tokens_per_pass * (control.level_cost + control.row_cost)
+            else []
+        )
 
     def _worth_passes(self, rankings: list[Ranking], per_pass: int | None) -> list[int]:
         """The likeliest node, if one more draft pass is expected to gain more than it costs, and
@@ -287,11 +291,11 @@ class PricedCandidates(Candidates):
         next_chance = self._observe_best(rankings, name)
         pass_cost = control.modes[name].pass_cost
         draft_row = pass_cost * (control.costs.verify(6) - 1) / 5  # one more row in a draft pass
-        min_chance = control.tokens_per_pass * (draft_row + control.row)
+        min_chance = control.tokens_per_pass * (draft_row + control.row_cost)
         best, *others = _likeliest(rankings)[:per_pass]
         grown = [best]
         grown += [other for other in others if other.path_chance * next_chance > min_chance]
-        cost = pass_cost + control.row * len(grown) + draft_row * (len(grown) - 1)
+        cost = pass_cost + control.row_cost * len(grown) + draft_row * (len(grown) - 1)
         return self._worth(grown, next_chance, cost)
 
 

@@ -1,11 +1,18 @@
 """Which drafter to use: learnt from the steps.
 
-A *mode* is the name of the drafter in use, or *plain*: only the free drafters (lookups in the
-text). A mode's rate is its expected tokens, corrected by the bias of past expectations, per plain
-pass (`costs`). With several sequences in a step, their total yield is set against their total time.
-In a step whose next token the free drafters already know, a mode's drafter is not asked, and every
-step of a mode shows what plain would have made of it. Modes not in use are tried for a few steps,
-at intervals that double. This module reads no clock: steps carry their own times.
+A step drafts a tree of tokens and verifies it in one pass of the model, with a row for each node:
+the root, which is the text's last token, and the drafted nodes below it. It yields one token or
+more. *Free* drafters, those that look tokens up, are asked in every step; of the others, one at
+most. Among these, heads draft level by level from a state that the last pass has left, and others
+make draft passes of their own.
+
+A *mode* is the name of the drafter in use, or *plain*: only the free ones. All costs are in *plain
+passes*, the time of a pass over the root alone (`costs`). A mode's *rate* is its expected tokens,
+corrected by the bias of past expectations, per plain pass. With several sequences in a step, their
+total yield is set against their total time. In a step whose next token the free drafters already
+know, a mode's drafter is not asked, and every step of a mode shows what plain would have made of
+it. Modes not in use are tried for a few steps, at intervals that double. This module reads no
+clock: steps carry their own times.
 """
 
 from __future__ import annotations
@@ -27,8 +34,9 @@ from tokenswift.speculation.modes import FIRST_WAIT, MOST_ERROR, PLAIN, ControlR
 from tokenswift.speculation.sequence_state import ALONE, BatchLoad
 
 _PLAIN_WORDS = "plain decoding with drafts from the text"
-# Each constant stands with what half of it and twice as much do to tokens a unit of time, in the
-# mean of ten texts of made-up steps (tools/control_constants.py, 24 seeds); ±.2% is noise.
+# Each constant stands with what other values of it do to tokens a unit of time, in the mean of ten
+# texts of made-up steps (tools/control_constants.py, 24 seeds): "-.1, +.2%" is what half of it and
+# twice as much do, "1 +.1%" what 1 does. ±.2% is noise.
 
 # ---- averages
 _FAST = 1 / 16  # weight of a new value in means of costs and chances: a scale, no difference
@@ -91,9 +99,9 @@ class Control:
             included.
         load: the other sequences in the step.
         remaining: new tokens still to come at most; None: unknown.
-        row: cost of one more row in a verify pass, in plain passes.
-        level: cost of one level of heads, in plain passes.
-        last: how the last tree was drafted.
+        row_cost: cost of one more row in a verify pass, in plain passes.
+        level_cost: cost of one level of heads, in plain passes.
+        last_draft: how the last tree was drafted.
         timing_plain: this step drafts nothing, to time a plain pass.
     """
 
@@ -109,27 +117,29 @@ class Control:
         self.load = ALONE
         self.remaining: int | None = None
         plain_bias = self.biases.get(PLAIN, 1.0)
-        self.modes = {PLAIN: Mode(tokens=1.0, rows=1, draft=_FIRST_ASKING, bias=plain_bias)}
+        self.modes = {
+            PLAIN: Mode(mean_tokens=1.0, mean_rows=1, draft_cost=_FIRST_ASKING, bias=plain_bias)
+        }
         for name, estimate in estimates.items():
             self.modes[name] = Mode(
-                tokens=estimate.tokens,
-                rows=estimate.rows,
-                draft=estimate.draft_cost,
+                mean_tokens=estimate.tokens,
+                mean_rows=estimate.rows,
+                draft_cost=estimate.draft_cost,
                 pass_cost=estimate.pass_cost,
                 bias=self.biases.get(name, _FIRST_BIAS),
             )
         self.current = PLAIN
         self.tokens_per_pass = 1.0
         self.timing_plain = True
-        self.row = FIRST_COST
-        self.level = FIRST_COST
+        self.row_cost = FIRST_COST
+        self.level_cost = FIRST_COST
         self._best_chances: dict[int | str, float] = {
             name: estimate.best_chance for name, estimate in estimates.items()
         }
         self._trial: list[str] = []  # modes of the next steps
         self._step = 0
         self._last_bare = 0  # the last step that was the second without a draft in a row
-        self.last = Drafted()
+        self.last_draft = Drafted()
         self._idle = 0  # steps without a draft
         self._next_pause = FIRST_WAIT  # its length in steps
         self._plain_ms = 0.0  # what plain decoding would have taken for these tokens
@@ -137,14 +147,14 @@ class Control:
 
     # ---- decisions -------------------------------------------------------------------------------
 
-    def mode(self, context: int, load: BatchLoad = ALONE) -> str:
+    def choose_mode(self, context: int, load: BatchLoad = ALONE) -> str:
         """Choose the mode of the next step, with ``context`` tokens cached and ``load`` in the same
         pass."""
         self._step += 1
         self.load = load
-        self.row = self._row_cost()
+        self.row_cost = self._next_row_cost()
         names = [PLAIN]
-        names += [name for name, one in self.estimates.items() if context >= one.min_cached]
+        names += [name for name, each in self.estimates.items() if context >= each.min_cached]
         rates = {name: self.expected_rate(name) for name in names}
         if load == ALONE:
             rates[PLAIN] = max(1.0, rates[PLAIN])  # one token per plain pass, with no drafter asked
@@ -157,7 +167,7 @@ class Control:
         self.tokens_per_pass = max(rates[self.current], rates[PLAIN])
         return self._begin_trial(rates) or self.current
 
-    def _row_cost(self) -> float:
+    def _next_row_cost(self) -> float:
         """Cost of one more row in a verify pass: the mean over the next few rows."""
         rows = self.load.rows + 1
         more = self.costs.verify(rows + _SLOPE_ROWS) - self.costs.verify(rows)
@@ -196,17 +206,22 @@ class Control:
 
     def expected_rate(self, name: str) -> float:
         """Tokens per plain pass that a mode is expected to reach, with the current load."""
-        mode, load = self.modes[name], self.load
-        others_cost = load.ms / (self.costs.unit or 1e9)
-        spent = self.costs.verify(mode.rows + load.rows) + mode.draft + others_cost
-        return (1 + (mode.tokens - 1) * mode.bias + load.tokens) / spent
+        mode = self.modes[name]
+        load = self.load
+        others_cost = self._in_plain_passes(load.ms)
+        spent = self.costs.verify(mode.mean_rows + load.rows) + mode.draft_cost + others_cost
+        return (1 + (mode.mean_tokens - 1) * mode.bias + load.tokens) / spent
+
+    def _in_plain_passes(self, milliseconds: float) -> float:
+        """A time in plain passes; next to nothing before one was timed."""
+        return milliseconds / (self.costs.unit or 1e9)
 
     def uses(self, name: str) -> bool:
         """Whether a drafter is in use: its mode is the current or last one, or on trial; a free
         drafter is unless the step only times a plain pass."""
         if name not in self.modes:
             return not self.timing_plain
-        return name in (self.current, self.last.mode, *self._trial)
+        return name in (self.current, self.last_draft.mode, *self._trial)
 
     def verify_costs(self, most: int) -> list[float]:
         """Costs of verify passes with 0, 1, … ``most`` nodes below the root, made
@@ -230,26 +245,26 @@ class Control:
         plain = self.modes[PLAIN]
         plain.observe_draft(expected, rows)
         gain = self.estimates[name].tokens - 1
-        cost = self.tokens_per_pass * (mode.draft - plain.draft)
+        cost = self.tokens_per_pass * (mode.draft_cost - plain.draft_cost)
         return name != self.current or 1 - chance > _ALWAYS or gain * (1 - chance) > cost
 
-    def drafted(self, tree: Drafted) -> None:
+    def record_draft(self, draft: Drafted) -> None:
         """Take note of the step's tree."""
-        if tree.rows == self.last.rows == 1:
+        if draft.rows == self.last_draft.rows == 1:
             self._last_bare = self._step
-        drafts = self.current != PLAIN or (tree.mode == PLAIN and tree.rows > 1)
-        if drafts:
+        is_drafting = self.current != PLAIN or (draft.mode == PLAIN and draft.rows > 1)
+        if is_drafting:
             self._idle = 0
             self._next_pause = FIRST_WAIT
-        elif tree.mode == PLAIN and not self.timing_plain:  # neither on trial nor timing a pass
+        elif draft.mode == PLAIN and not self.timing_plain:  # neither on trial nor timing a pass
             self._idle += 1
-        self.last = tree
+        self.last_draft = draft
 
     def pause(self) -> int:
         """Steps to come in which no drafter is asked: for a while no candidate was worth a row, and
         asking costs time. Each pause is twice as long as the one before, until something is
         drafted."""
-        costly = self.load == ALONE and self.modes[PLAIN].draft > _IDLE_COST
+        costly = self.load == ALONE and self.modes[PLAIN].draft_cost > _IDLE_COST
         if self._trial or self._idle < _PAUSE_AFTER or not costly:
             return 0
         pause = self._next_pause
@@ -259,41 +274,41 @@ class Control:
 
     def record_pause(self, verify_ms: float, draft_ms: float) -> None:
         """Record a step during a pause, which yields one token."""
-        self.last = Drafted()
+        self.last_draft = Drafted()
         self.timing_plain = True
         self.record_step(1, 1, verify_ms, draft_ms)
 
     def record_step(self, tokens: int, rows: int, verify_ms: float, draft_ms: float) -> None:
         """Record a step: its tokens, rows and times. ``draft_ms`` includes learning from the step
         before."""
-        last = self.last
+        last = self.last_draft
         if last.rows == rows:  # unless the end of the sequence cut the tree
             self.costs.observe(rows + self.load.rows, verify_ms)
         if not self.load.rows:
             self._plain_ms += tokens * self.costs.unit
             self._spent_ms += verify_ms + draft_ms
-        draft = draft_ms / (self.costs.unit or 1e9)
+        draft_cost = self._in_plain_passes(draft_ms)
         mode = self.modes[last.mode]
         mode.steps += 1
         mode.total_tokens += tokens
         mode.total_nodes += rows - 1
         if not self.timing_plain:  # such a step says nothing about the free drafters
-            mode.learn(last.expected, tokens, rows, None if last.loaded else draft)
+            mode.learn(last.expected, tokens, rows, None if last.loaded else draft_cost)
         self.biases[last.mode] = mode.bias
-        expected = last.levels * self.level + last.passes * mode.pass_cost
+        expected = last.levels * self.level_cost + last.passes * mode.pass_cost
         if not expected and last.mode != PLAIN:  # only the free drafters were asked
             self.modes[PLAIN].update_bias(last.expected - 1, tokens - 1)
         if expected and not last.loaded:
-            self._learn_draft_costs((draft - self.modes[PLAIN].draft) / expected)
+            self._learn_draft_costs((draft_cost - self.modes[PLAIN].draft_cost) / expected)
 
     def _learn_draft_costs(self, ratio: float) -> None:
         """Learn the cost of a level of heads, or of a draft pass, from the last step, whose levels
         and passes took ``ratio`` times as long as they were expected to."""
         ratio = min(MOST_ERROR, max(1 / MOST_ERROR, ratio))
-        if self.last.levels:
-            self.level *= 1 + _FAST * (ratio - 1)
-        if self.last.passes:
-            self.modes[self.last.mode].pass_cost *= 1 + _FAST * (ratio - 1)
+        if self.last_draft.levels:
+            self.level_cost *= 1 + _FAST * (ratio - 1)
+        if self.last_draft.passes:
+            self.modes[self.last_draft.mode].pass_cost *= 1 + _FAST * (ratio - 1)
 
     def best_chance(self, place: int | str) -> float:
         """Mean chance of the best candidate at a level of heads (from 0), or in the passes of a

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Figures as in `control`: what half of a constant and twice as much do to tokens a unit of time.
+# Figures as in `control`: what other values of a constant do to tokens a unit of time.
 
 # row counts with a cost of their own
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)

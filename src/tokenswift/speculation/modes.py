@@ -14,7 +14,7 @@ from tokenswift.speculation.costs import (
 )
 
 PLAIN = "plain"
-# Each constant stands with what half of it and twice as much do to tokens a unit of time, see
+# Each constant stands with what half of it and twice as much do to tokens a unit of time, as in
 # `control`.
 _BIAS_MEMORY = 64.0  # expected drafted tokens that a mode's bias is averaged over: -.1, -.1%
 # the same before any was verified, so that heads that bring nothing are not believed for long: with
@@ -31,28 +31,28 @@ class Mode:
     """Running means over a mode's steps, and its totals.
 
     Attributes:
-        tokens: mean of the tokens that a step is expected to yield.
-        rows: mean of the rows of a verify pass.
-        draft: mean of the drafting time of a step, in plain passes.
+        mean_tokens: mean of the tokens that a step is expected to yield.
+        mean_rows: mean of the rows of a verify pass.
+        draft_cost: mean of the drafting time of a step, in plain passes.
         pass_cost: time of one draft pass, in plain passes; 0 for modes without draft passes.
         next_trial: number of the step from which it may be tried.
         wait: steps from its next trial to the one after.
         steps: number of its steps.
-        learnt: number of the steps in the means.
+        observed_steps: number of the steps in the means.
         total_tokens: tokens of all its steps.
         total_nodes: nodes below the root in all its steps.
         bias: accepted ÷ expected drafted tokens.
         bias_weight: expected drafted tokens that the bias is averaged over.
     """
 
-    tokens: float
-    rows: float
-    draft: float
+    mean_tokens: float
+    mean_rows: float
+    draft_cost: float
     pass_cost: float = 0.0
     next_trial: int = FIRST + 1
     wait: int = FIRST_WAIT
     steps: int = 0
-    learnt: int = 0
+    observed_steps: int = 0
     total_tokens: int = 0
     total_nodes: int = 0
     bias: float = 1.0
@@ -60,18 +60,18 @@ class Mode:
 
     def observe_draft(self, expected: float, rows: int) -> float:
         """Learn what a step would draft; returns the weight of that in the means."""
-        weight = max(SMALLEST_WEIGHT, 1 / (self.learnt + 3))
-        self.learnt += 1
-        self.tokens += weight * (expected - self.tokens)
-        self.rows += weight * (rows - self.rows)
+        weight = max(SMALLEST_WEIGHT, 1 / (self.observed_steps + 3))
+        self.observed_steps += 1
+        self.mean_tokens += weight * (expected - self.mean_tokens)
+        self.mean_rows += weight * (rows - self.mean_rows)
         return weight
 
-    def learn(self, expected: float, tokens: int, rows: int, draft: float | None) -> None:
-        """Learn from a step; ``draft`` is its drafting time, None where that is not typical."""
+    def learn(self, expected: float, tokens: int, rows: int, draft_cost: float | None) -> None:
+        """Learn from a step; ``draft_cost`` is its drafting time, None where it is not typical."""
         weight = self.observe_draft(expected, rows)
-        if draft is not None:
-            most = MOST_ERROR * self.draft + 0.1  # the machine was busy for a moment
-            self.draft += weight * (min(draft, most) - self.draft)
+        if draft_cost is not None:
+            most = MOST_ERROR * self.draft_cost + 0.1  # the machine was busy for a moment
+            self.draft_cost += weight * (min(draft_cost, most) - self.draft_cost)
         self.update_bias(expected - 1, tokens - 1)
 
     def update_bias(self, expected: float, accepted: int) -> None:

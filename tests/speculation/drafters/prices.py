@@ -18,23 +18,23 @@ def fix_prices(monkeypatch: pytest.MonkeyPatch, row: float = 1e-6) -> None:
 
 
 class Choice(Protocol):
-    """What stands in for `Control.mode`."""
+    """What stands in for `Control.choose_mode`."""
 
     def __call__(self, control: Control, context: int, load: BatchLoad = ALONE) -> str: ...
 
 
 def always(name: str, rate: float = 1.0) -> Choice:
-    """`Control.mode` for a drafter that drafts in every step."""
+    """`Control.choose_mode` for a drafter that drafts in every step."""
 
     def mode(control: Control, context: int, load: BatchLoad = ALONE) -> str:
         control._step += 1
         control.timing_plain = False
-        control.row = 1e-6
-        control.level = 1e-6
+        control.row_cost = 1e-6
+        control.level_cost = 1e-6
         control.load = load
         for each in control.modes.values():
             each.pass_cost = min(each.pass_cost, 1e-6)
-            each.draft = 0.0
+            each.draft_cost = 0.0
         control.current = name
         control.tokens_per_pass = rate
         return name

@@ -39,7 +39,7 @@ def test_exact_drafts_are_accepted_in_full(
 ) -> None:
     """Heads on the verified state; a chain of passes over the partial cache, and the heads after
     it."""
-    monkeypatch.setattr(Control, "mode", always(mode))
+    monkeypatch.setattr(Control, "choose_mode", always(mode))
     params = GREEDY if sampling == "greedy" else NOISY
     llm = llm_of(kind, sampling == "greedy")
     options: dict[str, Any] = {"ngrams": 0}
@@ -59,7 +59,7 @@ def test_a_draft_models_chain_is_accepted_in_full(
     """Also where it takes its place again after steps (a few, then hundreds) that others
     drafted."""
     greedy = sampling == "greedy"
-    monkeypatch.setattr(Control, "mode", _in_turn)
+    monkeypatch.setattr(Control, "choose_mode", _in_turn)
     llm = llm_of("conditioned", greedy)
     params = GREEDY if greedy else NOISY
     options = {"ngrams": 0, "draft_model": scripted_model(greedy)}
@@ -120,7 +120,7 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
     text = [rnd.randrange(VOCAB) for _ in range(40)]
     plain = llm.generate(text, 150, "autoregressive", sampling=sampling, ignore_eos=True)
     fix_prices(monkeypatch)
-    monkeypatch.setattr(Control, "mode", mode)
+    monkeypatch.setattr(Control, "choose_mode", mode)
     chances = list[float]()
 
     def deciding(answer: bool) -> Callable[[Control, str, float, int, float], bool]:

@@ -57,7 +57,7 @@ def test_a_scripted_drafter_is_accepted_in_full(
         drafts = context - PROMPT < 90 or context % 5 == 0
         return always("eagle" if drafts else PLAIN)(self, context, load)
 
-    monkeypatch.setattr(Control, "mode", in_turn)
+    monkeypatch.setattr(Control, "choose_mode", in_turn)
     monkeypatch.setattr(eagle_model, "CHUNK", 16)
     params = GREEDY if greedy else NOISY
     llm = LLM.from_model(scripted_model(greedy), heads=None, eagle=scripted_eagle(names, window=12))
@@ -85,7 +85,7 @@ def at_random(monkeypatch: pytest.MonkeyPatch) -> None:
         return always(name, rate)(self, context, load)
 
     fix_prices(monkeypatch)
-    monkeypatch.setattr(Control, "mode", mode)
+    monkeypatch.setattr(Control, "choose_mode", mode)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -48,7 +48,7 @@ FORMS: dict[str, dict[str, Any]] = {
 def drafts_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafter drafts in every step, as far as it may, at no cost."""
     fix_prices(monkeypatch)
-    monkeypatch.setattr(Control, "mode", always("eagle"))
+    monkeypatch.setattr(Control, "choose_mode", always("eagle"))
 
 
 def reference_of(weights: EagleWeights, model: Any) -> EagleReference:

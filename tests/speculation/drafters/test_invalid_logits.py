@@ -79,7 +79,9 @@ def test_heads(kind: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             if strategy == "auto":
                 patch.setattr(
-                    Control, "mode", always(HIDDEN if options["draft"] == "hidden" else PARTIAL)
+                    Control,
+                    "choose_mode",
+                    always(HIDDEN if options["draft"] == "hidden" else PARTIAL),
                 )
             equal_to_plain(llm, strategy, options, NOISY)
 
@@ -124,7 +126,7 @@ def test_passes(
     else:
         monkeypatch.setattr(NativeTarget, "forward", forward)
     if strategy == "auto":
-        monkeypatch.setattr(Control, "mode", always(MODEL if models else PARTIAL))
+        monkeypatch.setattr(Control, "choose_mode", always(MODEL if models else PARTIAL))
     if models or strategy == "triforce":
         options = {**options, "draft_model": scripted_model()}
     equal_to_plain(llm, strategy, options, GREEDY if models else NOISY)
