@@ -51,13 +51,13 @@ static void some_norms(void *context, long from, long to, int thread) {
     (void)thread;
     for (long i = from; i < to; i++) {
         const float *x = m->x + i * m->width;
-        float whole[m->type == I8 && m->eps >= 0 ? m->width : 1];
+        float normed[m->type == I8 && m->eps >= 0 ? m->width : 1];
         if (m->type != I8) {
             norm_row(m->out + i * m->width * bytes_of(m->type), m->type, x, m->weight, m->width, m->eps);
             continue;
         }
-        if (m->eps >= 0) norm_row((char *)whole, F32, x, m->weight, m->width, m->eps);
-        quantize(group_of(m->out, m->n, m->width, i), block_of_rows(m->n), m->eps < 0 ? x : whole, m->width);
+        if (m->eps >= 0) norm_row((char *)normed, F32, x, m->weight, m->width, m->eps);
+        quantize(group_of(m->out, m->n, m->width, i), block_of_rows(m->n), m->eps < 0 ? x : normed, m->width);
     }
 }
 
@@ -215,9 +215,9 @@ typedef struct {
 
 /* One row; of I8, as groups that are `block` apart. */
 INLINE void gate_row(char *out, const int type, Activation how, const float *both, long width, long block) {
-    const int made = type == I8 ? F32 : type;
-    float whole[type == I8 ? width : 1];
-    char *at = type == I8 ? (char *)whole : out;
+    const int out_type = type == I8 ? F32 : type;
+    float floats[type == I8 ? width : 1];
+    char *at = type == I8 ? (char *)floats : out;
     for (long c = 0; c < width; c += W) {
         const char *gate = (const char *)(both + c), *lift = gate + width * 4;
         V x = load_left(F32, gate, width - c), u = load_left(F32, lift, width - c);
@@ -228,9 +228,9 @@ INLINE void gate_row(char *out, const int type, Activation how, const float *bot
             u = pick(u > how.limit, splat(how.limit), pick(u < -how.limit, splat(-how.limit), u)) + 1.0f;
             y = x * how.slope;
         }
-        store_left(made, at + c * bytes_of(made), x / (vexp(-y) + 1.0f) * u, width - c);
+        store_left(out_type, at + c * bytes_of(out_type), x / (vexp(-y) + 1.0f) * u, width - c);
     }
-    if (type == I8) quantize((Group *)out, block, whole, width);
+    if (type == I8) quantize((Group *)out, block, floats, width);
 }
 
 /* Where a row of a product's input stands. */

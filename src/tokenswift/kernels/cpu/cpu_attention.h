@@ -45,14 +45,14 @@ INLINE long tile_of(const Attend *a) {
 INLINE long node_slots(const Attend *a) { return a->parents ? up(a->n, NR) + PAGE : 0; }
 
 static Scratch scratch_at(const Attend *a, char *at) {
-    const long rows = tile_of(a) * (a->heads / a->kv_heads), width = a->width, whole = keeps_whole(a->type);
+    const long rows = tile_of(a) * (a->heads / a->kv_heads), width = a->width, in_pages = keeps_whole(a->type);
     const char *begin = at;
     Scratch w;
 #define TAKE(field, count) w.field = (void *)at, at += up(count, 64)
     TAKE(q, rows * width * 4);
     TAKE(panel, NR * up(width, W) * 4);
-    TAKE(p, whole * rows * 2 * CHUNK);
-    TAKE(node_p, whole * rows * 2 * node_slots(a));
+    TAKE(p, in_pages * rows * 2 * CHUNK);
+    TAKE(node_p, in_pages * rows * 2 * node_slots(a));
     TAKE(shift, rows * 4);
     TAKE(scale, rows * 4);
     TAKE(s, rows * CHUNK * 4);

@@ -73,7 +73,7 @@ static float largest(const float *scores, long size) {
 }
 
 /* The candidates whose score is at least cut, in their order. */
-static long survivors(const float *scores, long size, float cut, int32_t *kept) {
+static long survivors(const float *scores, long size, float cut, int32_t *places) {
     enum { LANES = 32 };
     long count = 0, i = 0;
     for (; i + LANES <= size; i += LANES) {
@@ -81,12 +81,12 @@ static long survivors(const float *scores, long size, float cut, int32_t *kept) 
         for (int j = 0; j < LANES; j++) any |= scores[i + j] >= cut;
         if (any)
             for (int j = 0; j < LANES; j++) {
-                kept[count] = (int32_t)(i + j);
+                places[count] = (int32_t)(i + j);
                 count += scores[i + j] >= cut;
             }
     }
     for (; i < size; i++)
-        if (scores[i] >= cut) kept[count++] = (int32_t)i;
+        if (scores[i] >= cut) places[count++] = (int32_t)i;
     return count;
 }
 
@@ -140,36 +140,36 @@ static float heaviest(float *scores, float *weights, long count, double wanted, 
 
 /* The k-th largest score (ties stay), k < size; none is NaN. Mostly it is near the peak. Where many blocks have their
  * largest score at a cut, so many scores are there at least: it is looked for among those of blocks, if there are more. */
-static float cut_top_k(const float *scores, long size, long k, float peak, int32_t *kept, float *near, float *weights, uint64_t key) {
+static float cut_top_k(const float *scores, long size, long k, float peak, int32_t *places, float *near, float *weights, uint64_t key) {
     enum { BLOCK = 64 };
     float depth = 2;
     const long blocks = size / BLOCK;
     for (long i = 0; i < blocks; i++) near[i] = largest(scores + i * BLOCK, BLOCK);
     const float *from = blocks > 4 * k ? near : scores;
-    while (survivors(from, from == near ? blocks : size, peak - depth, kept) < k) depth = depth < 1e4f ? depth * 1.5f : INFINITY;
-    const long count = survivors(scores, size, peak - depth, kept);
-    for (long i = 0; i < count; i++) near[i] = scores[kept[i]], weights[i] = 1;
+    while (survivors(from, from == near ? blocks : size, peak - depth, places) < k) depth = depth < 1e4f ? depth * 1.5f : INFINITY;
+    const long count = survivors(scores, size, peak - depth, places);
+    for (long i = 0; i < count; i++) near[i] = scores[places[i]], weights[i] = 1;
     return heaviest(near, weights, count, (double)k, key);
 }
 
 /* The score below which tokens are outside the smallest set of mass p, of those whose score is at least `least`. */
-static float cut_top_p(const float *scores, long size, float least, double p, float peak, int32_t *kept, float *near, float *weights, uint64_t key) {
+static float cut_top_p(const float *scores, long size, float least, double p, float peak, int32_t *places, float *near, float *weights, uint64_t key) {
     const double wanted = p * mass_from(scores, size, least, peak, NULL);
     for (float depth = 8; depth < 200; depth *= 4) { /* the nucleus is mostly near the peak: look at no more than that */
         const float from = peak - depth > least ? peak - depth : least;
-        const long count = survivors(scores, size, from, kept);
-        for (long i = 0; i < count; i++) near[i] = scores[kept[i]];
+        const long count = survivors(scores, size, from, places);
+        for (long i = 0; i < count; i++) near[i] = scores[places[i]];
         if (mass_from(near, count, from, peak, weights) >= wanted) return heaviest(near, weights, count, wanted, key);
         if (from == least) break;
     }
     return least;
 }
 
-static float cut_eta(const float *scores, long size, float least, const int32_t *kept, long count, double epsilon, float peak) {
+static float cut_eta(const float *scores, long size, float least, const int32_t *places, long count, double epsilon, float peak) {
     double entropy = 0;
     const double logarithm = natural_log(mass_from(scores, size, least, peak, NULL));
     for (long i = 0; i < count; i++) {
-        const double s = scores[kept[i]] - (double)peak - logarithm;
+        const double s = scores[places[i]] - (double)peak - logarithm;
         if (s > -INFINITY) entropy -= natural_exp(s) * s;
     }
     const double cut = 0.5 * natural_log(epsilon) - entropy, most = natural_log(epsilon);
@@ -183,7 +183,7 @@ static float cut_eta(const float *scores, long size, float least, const int32_t 
 long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int most, int32_t *tokens,
              float *values, float *shares, int32_t *counts, float *work) {
     float *scores = work, *near = work + r->size, *weights = work + 3 * r->size;
-    int32_t *kept = (int32_t *)(work + 2 * r->size);
+    int32_t *places = (int32_t *)(work + 2 * r->size);
     for (long x = 0; x < n; x++) {
         const Row *row = rows + x;
         take(r, row, logits + x * r->size, scores);
@@ -195,32 +195,32 @@ long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int mo
         float cut = row->width == 1 && row->noise == 0 && !shares ? peak : peak + r->min_p;
         if (r->top_k || r->top_p < 1) {
             float at = -INFINITY;
-            if (r->top_k && r->top_k < r->size) at = cut_top_k(scores, r->size, r->top_k, peak, kept, near, weights, row->key);
-            if (r->top_p < 1) at = cut_top_p(scores, r->size, at, r->top_p, peak, kept, near, weights, row->key);
+            if (r->top_k && r->top_k < r->size) at = cut_top_k(scores, r->size, r->top_k, peak, places, near, weights, row->key);
+            if (r->top_p < 1) at = cut_top_p(scores, r->size, at, r->top_p, peak, places, near, weights, row->key);
             cut = at > cut ? at : cut;
         }
-        count = survivors(scores, r->size, cut, kept);
+        count = survivors(scores, r->size, cut, places);
         if (r->eta > 0) {
-            const float at = cut_eta(scores, r->size, cut, kept, count, r->eta, peak);
-            if (at > cut) count = survivors(scores, r->size, at, kept);
+            const float at = cut_eta(scores, r->size, cut, places, count, r->eta, peak);
+            if (at > cut) count = survivors(scores, r->size, at, places);
         }
-        int32_t *token = tokens + x * most, found = 0;
+        int32_t *token = tokens + x * most, ranked = 0;
         float *value = values + x * most, *share = shares ? shares + x * most : NULL;
         const int width = row->width < most ? row->width : most;
         for (long i = 0; i < count && width > 0; i++) {
-            const float score = scores[kept[i]];
-            const int32_t id = r->ids ? r->ids[kept[i]] : kept[i];
+            const float score = scores[places[i]];
+            const int32_t id = r->ids ? r->ids[places[i]] : places[i];
             float y = score;
             if (row->noise != 0) {
                 const uint64_t bits = mix64((uint64_t)id * 0x9E3779B97F4A7C15ULL + row->key);
-                if (found == width) { /* w >= 2^-(z + 1) for z leading zeros */
+                if (ranked == width) { /* w >= 2^-(z + 1) for z leading zeros */
                     const float behind = value[width - 1] - score;
                     if (behind > row->noise * 0.6932f * (float)((bits ? __builtin_clzll(bits) : 64) + 1)) continue;
                 }
                 y += row->noise * gumbel(bits);
             }
-            if (y == -INFINITY || (found == width && !(y > value[width - 1]))) continue;
-            int at = found < width ? found++ : width - 1;
+            if (y == -INFINITY || (ranked == width && !(y > value[width - 1]))) continue;
+            int at = ranked < width ? ranked++ : width - 1;
             for (; at > 0 && value[at - 1] < y; at--) {
                 value[at] = value[at - 1];
                 token[at] = token[at - 1];
@@ -230,12 +230,12 @@ long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int mo
             token[at] = id;
             if (share) share[at] = score;
         }
-        counts[x] = found;
+        counts[x] = ranked;
         if (share) {
             double total = 0;
             for (long i = 0; i < count; i++) /* what lies further below is less than rounding */
-                if (scores[kept[i]] > peak - 25 || scores[kept[i]] == peak) total += natural_exp((double)(scores[kept[i]] - peak));
-            for (int i = 0; i < found; i++) share[i] = (float)(natural_exp((double)(share[i] - peak)) / total);
+                if (scores[places[i]] > peak - 25 || scores[places[i]] == peak) total += natural_exp((double)(scores[places[i]] - peak));
+            for (int i = 0; i < ranked; i++) share[i] = (float)(natural_exp((double)(share[i] - peak)) / total);
         }
     }
     return -1;

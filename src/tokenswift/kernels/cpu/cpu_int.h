@@ -102,17 +102,17 @@ INLINE void put_bytes(void *out, const I x[NL]) {
 
 /* 16 floats of at most 127 to integers, halves to even, as bytes. */
 INLINE void whole_bytes(void *out, const V x[NL]) {
-    I whole[NL];
-    UNROLL for (int h = 0; h < NL; h++) whole[h] = whole_numbers(x[h]);
-    put_bytes(out, whole);
+    I integers[NL];
+    UNROLL for (int h = 0; h < NL; h++) integers[h] = whole_numbers(x[h]);
+    put_bytes(out, integers);
 }
 
 /* 16 floats from 0 to 2^14 - 1 to integers, halves to even: the high and the low 7 bits, as bytes. */
 INLINE void two_bytes(void *high, void *low, const V x[NL]) {
     I above[NL], below[NL];
     UNROLL for (int h = 0; h < NL; h++) {
-        const I whole = whole_numbers(x[h]);
-        above[h] = whole >> 7 & 127, below[h] = whole & 127;
+        const I integers = whole_numbers(x[h]);
+        above[h] = integers >> 7 & 127, below[h] = integers & 127;
     }
     put_bytes(high, above);
     put_bytes(low, below);
@@ -148,13 +148,13 @@ INLINE float whole_row16(int16_t *q, const float *x, long width, float levels) {
     const float factor = scale_of(greatest_of_row(x, width, rest), levels, &scale);
     for (long j = 0; j < width; j += 16) {
         const float *from = j + 16 <= width ? x + j : rest;
-        int32_t whole[16];
+        int32_t integers[16];
         UNROLL for (int h = 0; h < NL; h++) {
             const V y = factor > 0 ? (V)(*(const Vm *)(from + h * W) * factor) : (V){0};
             const I rounded = whole_numbers(y);
-            memcpy(whole + h * W, &rounded, 4 * W);
+            memcpy(integers + h * W, &rounded, 4 * W);
         }
-        for (int i = 0; i < 16 && j + i < width; i++) q[j + i] = (int16_t)whole[i];
+        for (int i = 0; i < 16 && j + i < width; i++) q[j + i] = (int16_t)integers[i];
     }
     return scale;
 }

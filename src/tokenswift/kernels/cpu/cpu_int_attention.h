@@ -71,11 +71,11 @@ static void copy_entry(int type, char *to, long into, const char *from, long sou
     for (long j = 0; j < width; j++) x[4 * j] = y[4 * j];
 }
 
-/* Copy entries of all layers, from slots to slots in their order; of each head of each layer its own slots, or the same
- * of all. wide: of each layer whether its keys are of 16 bits. */
+/* Copy entries of all layers, from slots to slots in their order; of each head of each layer its own slots (by_head), or the
+ * same of all. wide: of each layer whether its keys are of 16 bits. */
 void ts_copy(char *to, long to_capacity, const char *from, long from_capacity, long width, long layers, const uint8_t *wide,
-             long heads, long n, const int32_t *into, const int32_t *source, int own) {
-    for (long h = 0; h < layers * heads; h++, source += own ? n : 0) {
+             long heads, long n, const int32_t *into, const int32_t *source, int by_head) {
+    for (long h = 0; h < layers * heads; h++, source += by_head ? n : 0) {
         const int type = wide[h / heads] ? I16 : I8;
         for (long i = 0; i < n; i++) copy_entry(type, to, into[i], from, source[i], width);
         to += to_capacity / PAGE * page_bytes(type, width);
@@ -147,7 +147,7 @@ INLINE void score_tile(const int type, const int rows, const int count, const ch
 INLINE void score_pages(const int type, int rows, long pages, const char *q, const float *scale, const int32_t *shift,
                         const char *at, size_t ahead, long width, float cap, float *s, long lds) {
     const size_t page = page_bytes(type, width);
-    const long whole = pages, words = key_words(type, width);
+    const long all_pages = pages, words = key_words(type, width);
     const char *begin = at;
     float *first = s;
     switch (rows) {
@@ -156,7 +156,7 @@ INLINE void score_pages(const int type, int rows, long pages, const char *q, con
     }
     if (!cap) return;
     for (long r = 0; r < rows; r++)
-        for (long j = 0; j < whole * PAGE; j += W) {
+        for (long j = 0; j < all_pages * PAGE; j += W) {
             float *x = first + r * lds + j;
             *(Vm *)x = capped(*(Vm *)x, cap) + *(const Vm *)(begin + j / PAGE * page + LEVELS + j % PAGE * 4);
         }
@@ -310,7 +310,7 @@ static void chunk8_of(const Attend *a, long c, long head, long first, long count
             score(queries - r < SCORE_ROWS ? (int)(queries - r) : SCORE_ROWS, up(a->before + nodes - near, PAGE) / PAGE,
                   w->q + r * query, w->scale + r, w->shift + r, pages + near / PAGE * page, 0, width, cap, w->node + r * slots, slots);
 
-    float inverse[CHUNK], own[CHUNK];
+    float inverse[CHUNK], row_inverse[CHUNK];
     for (long j = from * PAGE; j < up(x.most, PAGE); j += PAGE) memcpy(inverse + j, here + j / PAGE * page + 2 * LEVELS, PAGE * 4);
     for (long r = 0; r < queries; r++) {
         const long i = r / group, low = x.low[i], high = x.high[i], end = x.end[i];
@@ -318,9 +318,9 @@ static void chunk8_of(const Attend *a, long c, long head, long first, long count
         uint8_t *p = w->p + 2 * r * CHUNK, *q = w->node_p + 2 * r * slots;
         const int masked = low % 16 || end % 16 || paths;
         if (masked) {
-            memcpy(own + from * PAGE, inverse + from * PAGE, (CHUNK - from * PAGE) * 4);
-            for (long j = low / 16 * 16; j < low; j++) s[j] = -INFINITY, own[j] = 0;
-            for (long j = high; j < up(end, 16); j++) s[j] = -INFINITY, own[j] = 0;
+            memcpy(row_inverse + from * PAGE, inverse + from * PAGE, (CHUNK - from * PAGE) * 4);
+            for (long j = low / 16 * 16; j < low; j++) s[j] = -INFINITY, row_inverse[j] = 0;
+            for (long j = high; j < up(end, 16); j++) s[j] = -INFINITY, row_inverse[j] = 0;
         }
         if (paths) {
             memset(q, 0, 2 * slots);
@@ -329,10 +329,10 @@ static void chunk8_of(const Attend *a, long c, long head, long first, long count
                 if (j < low) break;
                 if (j >= CHUNK) continue;
                 s[j] = w->node[r * slots + slot - near];
-                memcpy(own + j, pages + slot / PAGE * page + 2 * LEVELS + slot % PAGE * 4, 4);
+                memcpy(row_inverse + j, pages + slot / PAGE * page + 2 * LEVELS + slot % PAGE * 4, 4);
             }
         }
-        soften8(s, masked ? own : inverse, low, end, p, p + CHUNK, w->max + r, w->sum + r);
+        soften8(s, masked ? row_inverse : inverse, low, end, p, p + CHUNK, w->max + r, w->sum + r);
         memset(p + up(end, 16), 0, CHUNK - up(end, 16));
         memset(p + CHUNK + up(end, 16), 0, CHUNK - up(end, 16));
         if (paths) {

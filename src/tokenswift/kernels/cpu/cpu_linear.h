@@ -68,15 +68,15 @@ static void low_panel(const Linear *l, long p, const char *panel, int format) {
         return;
     }
     const int pairs = l->active == BF16;
-    _Alignas(64) char made[PART * NR * 4];
+    _Alignas(64) char decoded[PART * NR * 4];
     for (long first = 0; first < l->n; first += MANY) {
         const int rows = l->n - first < MANY ? (int)(l->n - first) : MANY;
         for (long k = 0; k < l->K; k += PART) {
             const long to = l->K - k < PART ? l->K : k + PART;
-            decode_any(format, panel, k, to, pairs, made);
+            decode_any(format, panel, k, to, pairs, decoded);
             for (int r = 0; r < rows; r += MR)
                 any_tile(pairs ? PAIRS : ROWS_F32, rows - r < MR ? rows - r : MR,
-                         l->x + (first + r) * l->ldx + k * (pairs ? 2 : 4), l->ldx, made, NR * 4, made, 0, to - k,
+                         l->x + (first + r) * l->ldx + k * (pairs ? 2 : 4), l->ldx, decoded, NR * 4, decoded, 0, to - k,
                          sums + r * NR, NR, k > 0);
         }
         put(l, p, first, rows, sums);
@@ -108,7 +108,7 @@ static void linear(float *out, long ldo, const void *x, size_t ldx, const Weight
 
 /* out (n, K) float32 = rows of a weight (N, K) of low formats. Returns the first id for which there is none, or -1. */
 long ts_take(float *out, const Weight *w, const int64_t *ids, long n, long N, long K) {
-    _Alignas(64) float made[PART * NR];
+    _Alignas(64) float decoded[PART * NR];
     for (long i = 0; i < n; i++) {
         const Part *part = w->parts;
         long row = ids[i];
@@ -117,8 +117,8 @@ long ts_take(float *out, const Weight *w, const int64_t *ids, long n, long N, lo
         const char *panel = part->data + row / NR * panel_bytes(part->format, K);
         for (long k = 0; k < K; k += PART) {
             const long to = K - k < PART ? K : k + PART;
-            decode_any(part->format, panel, k, to, 0, (char *)made);
-            for (long j = k; j < to; j++) out[i * K + j] = made[(j - k) * NR + row % NR];
+            decode_any(part->format, panel, k, to, 0, (char *)decoded);
+            for (long j = k; j < to; j++) out[i * K + j] = decoded[(j - k) * NR + row % NR];
         }
     }
     return -1;

@@ -6,12 +6,12 @@
 
 /* total: weighted values, max, sum of all chunks so far (max -inf: none). The one place where it is done. */
 static __attribute__((noinline)) void merge(float *total, const float *acc, float max, float sum, long width) {
-    float *top = total + width, *whole = total + width + 1;
+    float *top = total + width, *total_sum = total + width + 1;
     if (max == -INFINITY) return;
     if (*top == -INFINITY) {
         memcpy(total, acc, width * 4);
         *top = max;
-        *whole = sum;
+        *total_sum = sum;
         return;
     }
     const float best = max > *top ? max : *top;
@@ -24,7 +24,7 @@ static __attribute__((noinline)) void merge(float *total, const float *acc, floa
         store_left(F32, (char *)(total + c), fused(y, splat(new), x * old), width - c);
     }
     *top = best;
-    *whole = fused(splat(sum), splat(new), splat(*whole * old))[0];
+    *total_sum = fused(splat(sum), splat(new), splat(*total_sum * old))[0];
 }
 
 /* A head's sink comes last, as a chunk of one key whose value is 0. */

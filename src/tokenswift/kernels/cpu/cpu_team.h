@@ -32,7 +32,7 @@ static struct {
     _Atomic uint32_t sleepers;
     Stage stage; /* of the ticket: written before it is published, read by those that hold one of its tasks */
     void *context;
-    _Atomic int taken, made, alone; /* by a pass; threads beside the caller; a forked child: no others */
+    _Atomic int taken, started, alone; /* by a pass; threads besides the caller; a forked child: no others */
     int watched;                    /* for a fork */
 } team;
 
@@ -113,7 +113,7 @@ static void *member(void *number) {
 }
 
 static void left_alone(void) { /* in a forked child */
-    atomic_store(&team.made, 0);
+    atomic_store(&team.started, 0);
     atomic_store(&team.taken, 0);
     atomic_store(&team.alone, 1);
 }
@@ -126,14 +126,14 @@ static int take_team(int threads) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the threads of the program */
-    for (int made = atomic_load(&team.made); made < threads - 1; made++) {
+    for (int started = atomic_load(&team.started); started < threads - 1; started++) {
         pthread_t id;
-        if (pthread_create(&id, NULL, member, (void *)(intptr_t)(made + 1))) {
-            threads = made + 1;
+        if (pthread_create(&id, NULL, member, (void *)(intptr_t)(started + 1))) {
+            threads = started + 1;
             break;
         }
         pthread_detach(id);
-        atomic_store(&team.made, made + 1);
+        atomic_store(&team.started, started + 1);
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (threads == 1) atomic_store(&team.taken, 0);

@@ -137,20 +137,20 @@ INLINE void store(int type, char *p, V x) {
 
 /* the same for as many of them as are left; the others are 0 */
 INLINE V load_left(int type, const char *p, long left) {
-    char whole[4 * W] = {0};
+    char padded[4 * W] = {0};
     if (left >= W) return load(type, p);
-    memcpy(whole, p, left * bytes_of(type));
-    return load(type, whole);
+    memcpy(padded, p, left * bytes_of(type));
+    return load(type, padded);
 }
 
 INLINE void store_left(int type, char *p, V x, long left) {
-    char whole[4 * W];
+    char padded[4 * W];
     if (left >= W) {
         store(type, p, x);
         return;
     }
-    store(type, whole, x);
-    memcpy(p, whole, left * bytes_of(type));
+    store(type, padded, x);
+    memcpy(p, padded, left * bytes_of(type));
 }
 
 typedef float V4 __attribute__((vector_size(16)));
