@@ -6,6 +6,7 @@ import json
 from functools import partial
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 
@@ -58,16 +59,34 @@ class SafetensorsFile:
                 header = json.loads(file.read(size))
         self.metadata: dict[str, str] = header.pop(METADATA, None) or {}
         self.entries: dict[str, Entry] = {}
+        self._places: dict[str, tuple[int, int]] = {}  # where a tensor's bytes begin and end
         for name, stated in header.items():
-            kind: str = stated["dtype"]
-            shape = tuple(stated["shape"])
             start, end = stated["data_offsets"]
-            read = partial(self._read, LENGTH + size + start, end - start, kind, shape)
-            self.entries[name] = Entry(name, shape, kind, read)
+            self._places[name] = (LENGTH + size + start, LENGTH + size + end)
+            shape = tuple(stated["shape"])
+            self.entries[name] = Entry(name, shape, stated["dtype"], partial(self.read, name))
 
-    def _read(self, start: int, nbytes: int, kind: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, name: str) -> Tensor:
+        """A tensor."""
+        start, end = self._places[name]
+        return self._read(name, start, end, self.entries[name].shape)
+
+    def rows(self, name: str, first: int, last: int) -> Tensor:
+        """The rows ``first`` to ``last`` of a tensor, the last not included: no others are read."""
+        start, end = self._places[name]
+        count, *inner = self.entries[name].shape
+        row_bytes = (end - start) // max(1, count)
+        first = min(first, count)
+        last = min(max(first, last), count)
+        shape = (last - first, *inner)
+        return self._read(name, start + first * row_bytes, start + last * row_bytes, shape)
+
+    def _read(self, name: str, start: int, end: int, shape: tuple[int, ...]) -> Tensor:
+        kind = self.entries[name].kind
         with refused_as(f"{self._where} cannot be read as safetensors"):
-            values = mapped(self._path, start, nbytes)
+            if start == end:
+                return torch.empty(shape, dtype=DENSE[kind])
+            values = mapped(self._path, start, end - start)
             if start % 8 != 0:  # a view of wider numbers has to begin at a multiple of their size
                 values = values.clone()
             return values.view(DENSE[kind]).view(shape)

@@ -22,8 +22,7 @@ from pickle import UnpicklingError
 from statistics import mean
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -35,6 +34,7 @@ from tokenswift.engine.llm import LLM
 from tokenswift.files import replacing
 from tokenswift.kernels.base import Backend
 from tokenswift.loader.identity import digest_of
+from tokenswift.loader.safetensors_file import SafetensorsFile
 from tokenswift.train.distillation import Distillation, FrozenBase, Student
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
 from tokenswift.train.states import collect
@@ -138,12 +138,15 @@ class Recipe:
         """Weights at their start, on the base's device: made once, then read from the work
         folder."""
         path = self.job.work / START
-        if tensors_in(path) is None:  # there is no file, or it is damaged
+        try:
+            weights = tensors_in(path)
+        except InputError:  # there is no file, or it is damaged
             weights = {name: value.cpu().contiguous() for name, value in make().items()}
             claim(self.job.work / TRAINING, self._key)
             with replacing(path) as part:
                 part.write_bytes(save(weights))  # a full disk is an OSError
-        return {name: value.to(self.frozen.device) for name, value in load_file(path).items()}
+            weights = tensors_in(path)
+        return {name: value.to(self.frozen.device) for name, value in weights.items()}
 
     def distil(self, student: Student) -> dict[str, object]:
         """Train a student, in place, on the base's device; notes for its header.
@@ -172,12 +175,14 @@ class Recipe:
         }
 
 
-def tensors_in(path: Path) -> dict[str, Tensor] | None:
-    """The tensors of a file; None where there is none, or a damaged one."""
-    try:
-        return load_file(path)
-    except (SafetensorError, FileNotFoundError):
-        return None
+def tensors_in(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file.
+
+    Raises:
+        InputError: there is none, or a damaged one.
+    """
+    file = SafetensorsFile(path, "file of first weights")
+    return {name: file.read(name) for name in file.entries}
 
 
 # ---- the loop ------------------------------------------------------------------------------------

@@ -15,14 +15,15 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from tokenswift.files import replacing
+from tokenswift.loader.safetensors_file import SafetensorsFile
 from tokenswift.train.work import claim
+from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
 MADE_FROM = "made_from"  # file of a store: what its states depend on
@@ -34,12 +35,12 @@ WITHOUT_END = 1 << 60  # more tokens than any text has
 def tokens_of(path: Path) -> Int[Tensor, " n"] | None:
     """The tokens of a text's file; None where the file is damaged."""
     try:
-        with safe_open(path, "pt") as file:
-            tokens = file.get_tensor("tokens")
-            rows = file.get_slice("states").get_shape()[:1]
-    except (SafetensorError, OSError):
+        file = SafetensorsFile(path, "file of hidden states")
+        tokens = file.read("tokens")
+        rows = file.entries["states"].shape[:1]
+    except (InputError, KeyError):
         return None
-    if tokens.dtype != torch.int32 or [*tokens.shape] != rows:
+    if tokens.dtype != torch.int32 or tokens.shape != rows:
         return None
     return tokens
 
@@ -124,8 +125,8 @@ class HiddenStore:
     def states(self, number: int, start: int = 0, most: int = WITHOUT_END) -> Float[Tensor, "n W"]:
         """Hidden states of a text, bfloat16, of at most ``most`` tokens from ``start`` on."""
         end = min(start + most, len(self.texts[number]))
-        with safe_open(self.path(number), "pt") as file:
-            return file.get_slice("states")[start:end]
+        file = SafetensorsFile(self.path(number), "file of hidden states")
+        return file.rows("states", start, end)
 
 
 def held_out(store: HiddenStore, share: float) -> tuple[list[int], list[int]]:
