@@ -196,17 +196,17 @@ def memory_of(device: torch.device) -> Memory | None:
     return host_memory() if device.type == "cpu" else None
 
 
-def host_memory(cgroups: Path = MOUNTS, own: Path = OWN_GROUPS) -> Memory:
+def host_memory(cgroups: Path = MOUNTS, groups: Path = OWN_GROUPS) -> Memory:
     """Memory of the host, or of this process's control groups where one allows less.
 
     Args:
         cgroups: the folder in which Linux mounts control groups.
-        own: the file that names this process's control groups.
+        groups: the file that names this process's control groups.
     """
     host = psutil.virtual_memory()
     free = host.available
     total = host.total
-    for limit, used in memory_limits(cgroups, own):
+    for limit, used in memory_limits(cgroups, groups):
         free = min(free, max(0, limit - used))
         total = min(total, limit)
     return Memory(free, total)

@@ -27,9 +27,9 @@ def text() -> LongText:
 def test_parts_have_ends_and_the_whole_has_their_tokens(text: LongText) -> None:
     parts = text.parts()
     assert [row["part"] for row in parts] == [20, 40, 50]
-    whole = text.figures()
-    assert whole["tokens"] == 50
-    assert whole["identical"] is True
+    figures = text.figures()
+    assert figures["tokens"] == 50
+    assert figures["identical"] is True
 
 
 def test_a_part_is_compared_by_its_own_tokens_and_seconds() -> None:

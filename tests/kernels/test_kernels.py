@@ -306,9 +306,9 @@ def test_libraries_in_a_folder_of_another_user_are_not_loaded(
 ) -> None:
     user = os.getuid()
     monkeypatch.setattr(library.os, "getuid", lambda: user + 1)
-    made = library.compiled(compiled.parent)
-    assert not isinstance(made, str)
-    assert made._name != str(compiled)
+    opened = library.compiled(compiled.parent)
+    assert not isinstance(opened, str)
+    assert opened._name != str(compiled)
     (record,) = caplog.records
     assert "others may change what is in" in record.message
 

@@ -173,17 +173,17 @@ def test_phi_beyond_its_short_texts(tmp_path: Path) -> None:
     llm = opened(tmp_path / "model.gguf")
     ids = (PROMPT * 8)[:70]
     cache = llm.target.new_cache(70, is_long=llm.target.rotary.is_long(70))
-    found = llm.target.logits(llm.target.prefill(ids, cache).hidden)
+    logits = llm.target.logits(llm.target.prefill(ids, cache).hidden)
     with torch.inference_mode():
         expected = model(torch.tensor([ids])).logits[0]
-    assert far(found, expected[-len(found) :]) < 1e-5
+    assert far(logits, expected[-len(logits) :]) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["rope_factors_long", "rope_factors_short"])
 def test_one_list_of_factors_is_refused(name: str, tmp_path: Path) -> None:
     model = small("phi3", **SWITCHED["phi3"])
-    kept = {"long_factor", "short_factor"} - {name.removeprefix("rope_factors_") + "_factor"}
-    write(tmp_path / "model.gguf", model, lists=kept)
+    lists = {"long_factor", "short_factor"} - {name.removeprefix("rope_factors_") + "_factor"}
+    write(tmp_path / "model.gguf", model, lists=lists)
     words = refused(tmp_path / "model.gguf")
     assert f"{name}.weight is None; valid: a list of factors, beside the other one" in words
 

@@ -322,7 +322,9 @@ def test_the_drafter_learns_how_often_an_uncertain_token_comes() -> None:
     masks = Grammars(merging_tokenizer(), 262, lambda: {END}).masks(
         Grammar.regex("xab(cy|[0-9])"), 0
     )
-    drafter, (x,), text = GrammarDrafter(masks), ids_of("x"), cast(Any, SimpleNamespace(tokens=[]))
+    drafter = GrammarDrafter(masks)
+    (x,) = ids_of("x")
+    text = cast(Any, SimpleNamespace(tokens=[]))
 
     def chances() -> list[float]:
         """What it proposes, in a path, is [x, 260]; the chances that it gives these."""

@@ -259,7 +259,8 @@ def test_a_folder_gives_what_the_model_gives(
     loaded = LLM.from_model(tiny_model("phi3-longrope", vocab_size=260), heads="none")
     assert isinstance(opened.source, FromFiles)
     assert opened.target.identity() == loaded.target.identity()
-    ours, theirs = opened.source.identity, loaded.source.identity
+    ours = opened.source.identity
+    theirs = loaded.source.identity
     assert ours["config"] == theirs["config"]
     assert ours["weights"] == theirs["weights"]
     for new in (SHORT, LONG):

@@ -33,7 +33,8 @@ from tokenswift.train.store import HiddenStore, Windows
 from tokenswift.train.texts import blocks, read_texts
 from tokenswift.types import InputError, OnProgress, RunError
 
-D, V = 32, 260
+D = 32
+V = 260
 
 
 def words(count: int, seed: int = 0) -> str:

@@ -52,9 +52,11 @@ def prompt_from(args: argparse.Namespace) -> str | list[int]:
     Raises:
         InputError: there is none, or several, or an empty one; or a file cannot be read.
     """
-    text, file = args.prompt, args.prompt_file
+    text = args.prompt
+    file = args.prompt_file
     if args.prompt == "-":
-        text, file = None, "-"
+        text = None
+        file = "-"
     sources = {"PROMPT": text, "--prompt-file": file, "--prompt-ids": args.prompt_ids}
     names = [name for name, value in sources.items() if value is not None]
     piped = piped_text(text is not None) if names in ([], ["PROMPT"]) else None

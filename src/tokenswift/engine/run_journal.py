@@ -102,10 +102,12 @@ def _check_length(sequence: Sequence, folder: Path) -> None:
     limit = sequence.model.rotary.short_limit
     if limit is None or not sequence.is_long:
         return
-    kept: Header | None = None
+    earlier: Header | None = None
     with suppress(InputError):  # no run there; `RunWriter` reports anything worse
-        kept = load(folder.expanduser())[1].header
-    if kept is None or kept.identity.positions != SHORT_POSITIONS or kept.prompt != sequence.prompt:
+        earlier = load(folder.expanduser())[1].header
+    if earlier is None or earlier.prompt != sequence.prompt:
+        return
+    if earlier.identity.positions != SHORT_POSITIONS:
         return
     rest = limit - len(sequence.prompt)
     raise InputError(

@@ -259,7 +259,8 @@ class _Heads:
     def rotated(self, angle_set: int, layer_pass: LayerPass) -> _Heads:
         """With queries and keys rotated by a set of a pass's angles, by none below 0; and the
         queries scaled."""
-        query, key = self.query, self.key
+        query = self.query
+        key = self.key
         if angle_set >= 0:
             cos = _angles(layer_pass.cos, angle_set)
             sin = _angles(layer_pass.sin, angle_set)

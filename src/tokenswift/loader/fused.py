@@ -26,8 +26,8 @@ UNFUSED = (OUTPUT, DOWN)
 def parts_of(name: str) -> list[str] | None:
     """The names of the weights that a fused one is made of; None: it is none."""
     for fused, parts in FUSED.items():
-        before, found, end = name.partition(fused)
-        if found:
+        if fused in name:
+            before, _, end = name.partition(fused)
             return [f"{before}{part}{end}" for part in parts]
     return None
 

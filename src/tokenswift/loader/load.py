@@ -336,8 +336,8 @@ def _joined(weights: Weights, dtype: torch.dtype, name: str) -> Tensor | Stored 
     parts = parts_of(name)
     if parts is None or not weights.layout.family.fused:
         return weights.get(name)
-    found = [weights.get(part) for part in parts]
-    return torch.cat([unstored(part, dtype) for part in found if part is not None])
+    stored = [weights.get(part) for part in parts]
+    return torch.cat([unstored(part, dtype) for part in stored if part is not None])
 
 
 def _filled(

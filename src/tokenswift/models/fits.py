@@ -19,13 +19,15 @@ from tokenswift.models.packing import linears_of
 def fits(model: Any) -> bool:
     """Whether the native decoder can run a transformers causal LM: its modules are plain layers of
     one type, as its config says."""
-    config, head = model.config, model.lm_head
+    config = model.config
+    head = model.lm_head
     if config.model_type not in FAMILIES or getattr(config, "use_bidirectional_attention", None):
         return False
     fixed = FAMILIES[config.model_type].fixed
     if any(getattr(config, name, None) not in (value, None) for name, value in fixed.items()):
         return False
-    layout, layers = layout_of(config), model.model.layers
+    layout = layout_of(config)
+    layers = model.model.layers
     linears = [head]
     for number, layer in enumerate(layers):
         parts = linears_of(layout.experts_of(number)).values()

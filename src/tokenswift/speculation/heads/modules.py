@@ -128,7 +128,8 @@ class Heads(nn.Module):
         """
         if not self.on_kernels:  # which take any type
             kind = next(self.parameters()).dtype
-            previous, base = previous.to(kind), base.to(kind)
+            previous = previous.to(kind)
+            base = base.to(kind)
             embeds = None if embeds is None else embeds.to(kind)
         return self.form.advance(self.layer(i), HeadInputs(previous, base, embeds, is_first=i == 0))
 
