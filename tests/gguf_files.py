@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from transformers import PreTrainedConfig
 
 from tests.conftest import tiny_tokenizer
 from tests.tiny import BYTES, build
@@ -25,6 +26,7 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "gpt_oss": "gpt-oss",
+    "qwen3_5_text": "qwen35",
 }
 MORE = {
     "sliding_window": "attention.sliding_window",
@@ -41,6 +43,7 @@ MORE = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "conv_L_cache": "shortconv.l_cache",
 }
 #: widths that every format's blocks fit
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "initializer_range": 0.05}
@@ -87,6 +90,8 @@ def fields_of(config: Any, architecture: str) -> dict[str, Any]:
     """What a file says of a model."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    if config.model_type == "qwen3_5_text":
+        return {f"{architecture}.{name}": value for name, value in delta_fields(config).items()}
     is_plain = config.model_type in ("llama", "mistral", "qwen2", "qwen3")
     more = {} if is_plain else MORE
     fields = {
@@ -95,8 +100,9 @@ def fields_of(config: Any, architecture: str) -> dict[str, Any]:
         "block_count": config.num_hidden_layers,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
+        "attention.head_count_kv": kv_heads_of(config),
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None)
+        or getattr(config, "norm_eps", None),
         "attention.key_length": width,
         "rope.dimension_count": width,
         "rope.freq_base": float(rope["rope_theta"]),
@@ -108,6 +114,59 @@ def fields_of(config: Any, architecture: str) -> dict[str, Any]:
         fields["expert_feed_forward_length"] = config.intermediate_size
     fields |= positions_of(config, width)
     return {f"{architecture}.{name}": value for name, value in fields.items()}
+
+
+def delta_fields(config: PreTrainedConfig) -> dict[str, int | float]:
+    """What a file says of a model of Qwen3.5."""
+    return {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.key_length": config.head_dim,
+        "rope.dimension_count": config.head_dim // 4,
+        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "ssm.state_size": config.linear_key_head_dim,
+        "ssm.group_count": config.linear_num_key_heads,
+        "ssm.time_step_rank": config.linear_num_value_heads,
+        "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
+        "full_attention_interval": config.layer_types.index("full_attention") + 1,
+    }
+
+
+def tiled(
+    name: str, weight: torch.Tensor, config: PreTrainedConfig, back: bool = False
+) -> torch.Tensor:
+    """A weight of the delta rule with its heads of values in the order of llama.cpp's files, or
+    back in that of checkpoints."""
+    groups = (config.linear_num_key_heads, config.linear_num_value_heads)
+    shape = (groups[0], groups[1] // groups[0])
+    shape = shape[::-1] if back else shape
+    before = 2 * groups[0] * config.linear_key_head_dim
+    width = config.linear_value_head_dim
+
+    def turned(part: torch.Tensor, size: int) -> torch.Tensor:
+        return part.unflatten(0, (*shape, size)).transpose(0, 1).flatten(0, 2)
+
+    if "in_proj_qkv" in name or "conv1d" in name:
+        return torch.cat([weight[:before], turned(weight[before:], width)])
+    if "in_proj_z" in name:
+        return turned(weight, width)
+    if "out_proj" in name:
+        return turned(weight.T, width).T.contiguous()
+    return turned(weight, 1)
+
+
+def kv_heads_of(config: PreTrainedConfig) -> int | list[int]:
+    """Heads of keys; of a model with recurrent layers by layer."""
+    if config.model_type != "lfm2":
+        return config.num_key_value_heads
+    attends = (kind == "full_attention" for kind in config.layer_types)
+    return [config.num_key_value_heads * attend for attend in attends]
 
 
 def positions_of(config: Any, width: int) -> dict[str, Any]:
@@ -181,6 +240,7 @@ def write(
     tokenizer: Any = None,
     split: int = 0,
     lists: Collection[str] = ("long_factor", "short_factor"),
+    more: Mapping[str, torch.Tensor] | None = None,
 ) -> Any:
     """Write a model's file; the model then holds the very values of the file.
 
@@ -191,6 +251,7 @@ def write(
         tokenizer: byte-level; that of the fixtures otherwise.
         split: so many tensors a file, in files …-00001-of-00003.gguf; 0: one file.
         lists: LongRoPE's lists of factors that the file has.
+        more: other tensors of the file.
     Returns:
         The model.
     """
@@ -200,7 +261,7 @@ def write(
     architecture = architecture or usual
     names = names_in(usual, config.num_hidden_layers)
     # what the files of a family add to the weights of norms
-    added = 1 if config.model_type.startswith("gemma") else 0
+    added = 1 if config.model_type.startswith(("gemma", "qwen3_5")) else 0
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     values = {**fields_of(config, architecture), **tokenizer_fields(tokenizer or tiny_tokenizer())}
     for key, value in {**values, **(fields or {})}.items():
@@ -221,20 +282,39 @@ def write(
         name = name.replace("block_sparse_moe.router", "mlp.gate")
         if name.endswith(".sinks"):
             name += ".weight"
+        name = name.replace("dt_bias", "dt_proj.bias")
         file_name = names.get_name(name, (".weight", ".bias"))
         heads = _paired_heads(file_name, config, architecture)
         weight = parameter.detach().float().clone()
-        if weight.ndim == 1:
+        is_delta = "linear_attn" in name
+        is_norm = weight.ndim == 1 and not is_delta
+        if is_norm:
             weight += added
+        turns = is_delta and "linear_attn.norm" not in name
+        if turns:
+            weight = tiled(name, weight, config)
+        if name.endswith("A_log"):
+            weight = -weight.exp()
         if heads:
             weight = _paired(weight, heads)
+        is_convolution = weight.ndim == 3
+        if is_convolution:
+            weight = weight.squeeze(1)
         kinds = [kind for part, kind in (types or {}).items() if part in file_name]
-        is_matrix = weight.ndim == 2 and "ffn_gate_inp" not in file_name
+        is_matrix = weight.ndim == 2 and "ffn_gate_inp" not in file_name and not is_convolution
         kind = kinds[-1] if kinds and is_matrix else QuantType.F32
         unpacked = _add_weight(writer, file_name, weight, kind, number)
-        if weight.ndim == 1:
+        if is_norm:
             unpacked -= added
+        if name.endswith("A_log"):
+            unpacked = (-unpacked).log()
+        if is_convolution:
+            unpacked = unpacked.unsqueeze(1)
+        if turns:
+            unpacked = tiled(name, unpacked, config, back=True)
         parameter.data = _paired(unpacked, heads, back=True) if heads else unpacked
+    for file_name, tensor in (more or {}).items():
+        writer.add_tensor(file_name, tensor.float().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -172,6 +172,55 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("gpt_oss", {**_EXPERTS, "num_local_experts": 6, **_GPT_OSS}),
 }
 SWITCHED |= MIXTURES
+#: and those with recurrent layers
+RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": (
+        "lfm2",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+            "block_multiple_of": 8,
+        },
+    ),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {
+            **_EXPERTS,
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "moe_intermediate_size": 32,
+        },
+    ),
+    "qwen3_5": (
+        "qwen3_5_text",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 16,
+            "layer_types": [
+                "linear_attention",
+                "full_attention",
+                "linear_attention",
+                "full_attention",
+            ],
+        },
+    ),
+}
+RECURRENT["qwen3_5_moe"] = (
+    "qwen3_5_moe_text",
+    {
+        **RECURRENT["qwen3_5"][1],
+        **_QWEN_EXPERTS,
+        "shared_expert_intermediate_size": 40,
+        "initializer_range": 0.15,
+    },
+)
+SWITCHED |= RECURRENT
 FAMILIES = PLAIN | SWITCHED
 BYTE_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 
@@ -196,6 +245,9 @@ def build(
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 or name.endswith("bias"):  # norms, each another one
                 parameter.data += 0.3 * torch.randn(parameter.shape)
+        for name, buffer in model.named_buffers():
+            if name.endswith("expert_bias"):
+                buffer += 0.3 * torch.randn(len(buffer))
     return model
 
 

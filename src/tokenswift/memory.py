@@ -149,7 +149,8 @@ def needs_of(
     strategy's needs."""
     prompt_bytes = model.cache_bytes(prompt)
     text_bytes = model.cache_bytes(prompt + max_new_tokens)
-    node_bytes = model.cache_bytes(1) + 4 * model.vocab_size  # logits are float32
+    row_bytes = model.cache_bytes(1) - model.cache_bytes(0)
+    node_bytes = row_bytes + 4 * model.vocab_size  # logits are float32
     return [
         Need("prompt", counted(prompt, "token"), prompt_bytes),
         Need("max_new_tokens", max_new_tokens, text_bytes - prompt_bytes),

@@ -82,6 +82,18 @@ SWITCHED: dict[str, dict[str, Any]] = {
     "cohere2": {"num_hidden_layers": 4, "sliding_window": 4, "logit_scale": 0.5},
     "gemma2": {"sliding_window": 4, "query_pre_attn_scalar": 64},
     "gemma3_text": {"num_hidden_layers": 6, "sliding_window": 4, "query_pre_attn_scalar": 64},
+    "qwen3_5_text": {
+        "num_hidden_layers": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 64,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+    },
+    "lfm2": {
+        "layer_types": ["conv", "full_attention"],
+        "block_auto_adjust_ff_dim": False,
+    },
 }
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -133,7 +145,8 @@ def test_logits_are_those_of_the_tensors(kind: str, mix: str, tmp_path: Path) ->
         assert far(lean_logits(llm), expected) < 1e-5
     assert first.resources.identity() == second.resources.identity()
     assert first.source.end_tokens() == {257}
-    assert torch.equal(logits(first.model), expected)
+    if kind != "qwen3_5_text":  # whose files have another order of heads than transformers
+        assert torch.equal(logits(first.model), expected)
     written = first.generate(PROMPT, 12, sampling=GREEDY, ignore_eos=True).token_ids
     wrapped = LLM.from_model(model, heads="none").generate(
         PROMPT, 12, sampling=GREEDY, ignore_eos=True

@@ -13,7 +13,7 @@ from tests.families import rare
 from tests.lossless import toy
 from tests.lossless.test_tokens import random_heads, same
 from tests.stats import chi_square
-from tests.tiny import FAMILIES, VOCAB, tiny_model
+from tests.tiny import FAMILIES, RECURRENT, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams
 from tokenswift.loader.rope import rotary_of
 from tokenswift.models.decoder import NativeTarget
@@ -49,8 +49,9 @@ def runs(draft: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def draft_for(family: str) -> Any:
-    """A draft model with one set of angles."""
-    return tiny_model("llama" if family in ("olmo3", "gemma3") else family, seed=1)
+    """A draft model with one set of angles, and without states."""
+    others = ("olmo3", "gemma3", *RECURRENT)
+    return tiny_model("llama" if family in others else family, seed=1)
 
 
 BASIC = ("llama", "qwen2", "qwen3", "mistral")  # the others differ in their positions or windows

@@ -123,8 +123,9 @@ def toy_model(model: Any, seed: int = 0) -> Any:
             config["max_position_embeddings"], len(LONG_PROMPT) + MEASURED
         )
     rope = config.get("rope_parameters") or {}
-    if rope.get("rope_type") == "longrope":  # a factor for each pair of a narrower head
+    if rope.get("partial_rotary_factor"):  # of which a narrower head would have no pair
         config["partial_rotary_factor"] = rope["partial_rotary_factor"] = 1.0
+    if rope.get("rope_type") == "longrope":  # a factor for each pair of a narrower head
         for name in ("short_factor", "long_factor"):
             rope[name] = rope[name][:2]
     config.update(

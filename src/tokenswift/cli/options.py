@@ -221,6 +221,10 @@ def drafter_line(llm: LLM, args: argparse.Namespace) -> str:
     eagle = llm.resources.eagle
     if getattr(args, "strategy", "auto") != "auto" or eagle is None:
         return ""
+    from tokenswift.speculation.eagle.mtp import MtpModel
+
+    if isinstance(eagle, MtpModel):
+        return "drafter: the model's own layer (MTP)"
     return "drafter: trained for this model" if args.eagle == "auto" else f"drafter: {args.eagle}"
 
 

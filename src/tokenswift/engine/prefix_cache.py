@@ -88,8 +88,8 @@ class PrefixCache:
         for other in (*self._running, *self._ended):
             if other.owner != sequence.owner or other.cache.is_long != sequence.is_long:
                 continue
-            length = self._shared_length(sequence, other)
-            if length > longest and other.cache.holds(length):
+            length = other.cache.usable(self._shared_length(sequence, other))
+            if length > longest:
                 best = other
                 longest = length
         if best is None or not sequence.model.equal_bits:

@@ -24,11 +24,13 @@ from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.batch import Batch, Body, check_ids
 from tokenswift.kernels.formats import Q8_0, STORED_IN, Stored
 from tokenswift.kernels.packed import Packed, WritePanels
+from tokenswift.kernels.recurrence import replay
 from tokenswift.kernels.reference import ReferenceLayers
 from tokenswift.kernels.weights import LayerWeights, Shape
 from tokenswift.kv.cache import Entries, FullCache
 from tokenswift.kv.memory import Arena
 from tokenswift.kv.passes import Segment
+from tokenswift.kv.states import Recurrence, States
 from tokenswift.sampling.rows import Ranker
 
 
@@ -50,6 +52,7 @@ class Backend(ReferenceLayers):
         decodes: whether it can run a decoder's layers; otherwise models use transformers' own
             forward.
         mixtures: whether its layers may have experts.
+        recurrences: whether its layers may be recurrent.
         fused: whether it has kernels for products and norms, for which draft heads are packed too.
         formats: quantized formats that its products read as stored, also with int8 activations.
         kind: type of the device, "cpu" or "cuda".
@@ -62,6 +65,7 @@ class Backend(ReferenceLayers):
     equal_bits = False
     prefill_keeps_bits = True
     mixtures = True
+    recurrences = True
     fused = False
     formats: tuple[str, ...] = ()
 
@@ -133,6 +137,10 @@ class Backend(ReferenceLayers):
             wide_keys: in int8, of each layer whether its keys are of 16 bits; empty: none are.
         """
         return FullCache(Entries(layers, kv_heads, width, capacity, dtype, self.device))
+
+    def new_states(self, recurrence: Recurrence, layers: int) -> States:
+        """States of recurrent layers, of a text without tokens."""
+        return States(recurrence, layers, replay, self.device)
 
     def has_int8_keys(self, width: int) -> bool:
         """Whether keys and values of heads of this width may be int8."""

@@ -20,9 +20,17 @@ from tokenswift.kernels.base import Backend
 from tokenswift.kernels.batch import Body, LayerPass
 from tokenswift.kernels.formats import Format, Stored
 from tokenswift.kernels.packed import Packed
-from tokenswift.kernels.weights import ExpertWeights, LayerWeights, Mixture, Shape, active_type
+from tokenswift.kernels.weights import (
+    ExpertWeights,
+    LayerWeights,
+    Mixture,
+    RecurrentWeights,
+    Shape,
+    active_type,
+)
 from tokenswift.kv.cache import FullCache
 from tokenswift.kv.passes import Segment
+from tokenswift.kv.states import Recurrence, States
 
 LAYERS = 2
 HIDDEN = 64
@@ -33,6 +41,10 @@ WIDTH = 40  # of heads; it fills no tile
 BEFORE = 501  # committed keys
 TAIL = 19  # positions that are compared, across the end of a chunk
 WINDOW = 300  # of the second layer
+SHORT = Recurrence(taps=3, channels=HIDDEN)
+DELTA = Recurrence(
+    taps=4, channels=2 * 2 * 12 + 4 * 16, key_heads=2, value_heads=4, key_width=12, value_width=16
+)
 MIXTURE = Mixture(experts=7, used=2, inner=64, shared=96, shared_gate=True)
 BIASED = replace(MIXTURE, biased=True)
 GATE_LIMIT = 0.5  # of a mixture whose experts have biases
@@ -53,6 +65,7 @@ class Case:
             bits.
         mixture: of the second layer; None: it has one MLP. Where its experts have biases, the layer
             has sinks, too, and gates have a limit.
+        recurrence: of the first layer; None: it attends.
     """
 
     def __init__(
@@ -64,28 +77,40 @@ class Case:
         width: int = WIDTH,
         keys: torch.dtype | None = None,
         mixture: Mixture | None = None,
+        recurrence: Recurrence | None = None,
     ) -> None:
         name = f"{form.name if form else ''} {active or dtype}, heads of {width}"
-        experts = "" if mixture is None else ", with experts"
-        self.name = f"{name}, keys of {keys or dtype}{experts}".strip()
+        more = "" if mixture is None else ", with experts"
+        if recurrence is not None:
+            more += ", with states"
+        self.name = f"{name}, keys of {keys or dtype}{more}".strip()
         self._bodies: dict[Backend, Body] = {}
         shape = _shape(dtype, keys or dtype, active or active_type(dtype), width)
         limit = GATE_LIMIT if mixture is not None and mixture.biased else 0.0
-        self.shape = replace(shape, mixture=mixture, gate_limit=limit, gate_slope=GATE_SLOPE)
+        self.shape = replace(
+            shape,
+            mixture=mixture,
+            recurrence=recurrence,
+            gate_limit=limit,
+            gate_slope=GATE_SLOPE,
+        )
         random = _Random(backend, form)
         bias = random.tensor((HEADS + 2 * KV_HEADS) * width)
         bias[HEADS * width + OUTLIER] *= 100  # of keys, as some models have it
         self.weights = [random.layer(self.shape, number, bias) for number in range(LAYERS)]
+        attending = [layer for layer in self.weights if layer.recurrent is None]
         self.keys = backend.new_cache(
-            layers=LAYERS,
+            layers=len(attending),
             kv_heads=KV_HEADS,
             width=width,
             capacity=BEFORE + 2 * TAIL,
             dtype=keys or dtype,
-            wide_keys=[layer.wide_keys for layer in self.weights],
+            wide_keys=[layer.wide_keys for layer in attending],
         )
         self.keys.entries.put_random(random.generator)
         self.keys.commit(tuple(range(BEFORE)))
+        if recurrence is not None:
+            self.keys.states = random.states(recurrence, LAYERS - len(attending))
         self.states = random.tensor(TAIL, HIDDEN)
         self.wrong = random.tensor(TAIL, HIDDEN)
         angles = random.tensor(TAIL, width // 2)
@@ -184,19 +209,48 @@ class _Random:
         """A layer; those after the first have a window, and keys of 16 bits in int8."""
         query_rows = HEADS * shape.width
         mixture = shape.mixture if number else None
+        recurrence = None if number else shape.recurrence
+        qkv_rows = len(bias)
+        if recurrence is not None:
+            qkv_rows = recurrence.projected
+            query_rows = recurrence.outputs
         return LayerWeights(
-            qkv=self.weight(len(bias), HIDDEN, shape.weights),
+            qkv=self.weight(qkv_rows, HIDDEN, shape.weights),
             out=self.weight(HIDDEN, query_rows, shape.weights),
+            recurrent=None if recurrence is None else self.recurrent(recurrence),
             gate_up=self.weight(2 * INNER, HIDDEN, shape.weights),
             down=self.weight(HIDDEN, INNER, shape.weights),
             experts=None if mixture is None else self.experts(mixture, shape.weights),
             norm=1 + self.tensor(HIDDEN, size=0.1),
             mlp_norm=1 + self.tensor(HIDDEN, size=0.1),
-            qkv_bias=bias,
+            qkv_bias=bias if recurrence is None else None,
             window=number * WINDOW,
             wide_keys=number > 0,
             sinks=None if mixture is None or not mixture.biased else self.tensor(HEADS, size=8),
         )
+
+    def recurrent(self, recurrence: Recurrence) -> RecurrentWeights:
+        """What a recurrent layer has besides its projections."""
+        taps = self.tensor(recurrence.taps, recurrence.channels)
+        heads = recurrence.value_heads
+        if not heads:
+            return RecurrentWeights(taps)
+        gates = self.tensor(2 * heads, HIDDEN, size=HIDDEN**-0.5)
+        return RecurrentWeights(
+            taps=taps,
+            gates=self.backend.pack(gates, torch.float32),
+            rate=self.tensor(heads, size=0.1) - 0.1,
+            shift=self.tensor(heads),
+            norm=1 + self.tensor(recurrence.value_width, size=0.1),
+        )
+
+    def states(self, recurrence: Recurrence, layers: int) -> States:
+        """States of a text of :data:`BEFORE` tokens."""
+        states = self.backend.new_states(recurrence, layers)
+        states.now.copy_(self.tensor(layers, recurrence.state))
+        states.length = BEFORE
+        states.mark()
+        return states
 
     def experts(self, mixture: Mixture, dtype: torch.dtype) -> ExpertWeights:
         """A mixture's experts and their router."""

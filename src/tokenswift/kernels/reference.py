@@ -20,10 +20,12 @@ from tokenswift.kernels.attention import (
 from tokenswift.kernels.batch import Body, LayerPass
 from tokenswift.kernels.mixture import mixed_outputs, routes_of
 from tokenswift.kernels.packed import Packed
+from tokenswift.kernels.recurrence import Trail, recurrent_outputs
 from tokenswift.kernels.weights import (
     ExpertWeights,
     LayerWeights,
     MlpWeights,
+    RecurrentWeights,
     Shape,
     active_type,
 )
@@ -54,15 +56,25 @@ class ReferenceLayers:
                 layer_pass.batch.segments, layer_pass.batch.rows(), strict=True
             )
         ]
+        attending = 0  # layers so far that attend
         for number, layer in enumerate(body.weights):
             if shape.parallel:
                 states -= states.mean(-1, keepdim=True)
             if features is not None:
                 features.fill(number, states)
             normed = self._normed(states, layer.norm, shape, shape.active)
-            heads = self._heads(self._qkv(normed, layer, shape, layer_pass), layer, shape)
-            heads = heads.rotated(layer.rope, layer_pass)
-            mixed = self._attend_segments(heads, number, layer, shape, segments)
+            qkv = self._qkv(normed, layer, shape, layer_pass)
+            if layer.recurrent is not None:
+                gates = self._recurrent_gates(states, layer, layer.recurrent, shape)
+                mixed = _recurrent_rows(
+                    qkv, gates, layer.recurrent, shape, number - attending, segments
+                )
+            else:
+                heads = self._heads(qkv, layer, shape).rotated(layer.rope, layer_pass)
+                mixed = self._attend_segments(heads, attending, layer, shape, segments)
+                attending += 1
+                if layer.gate is not None:
+                    mixed = mixed * self.linear(normed, layer.gate).sigmoid()
             output = self.linear(mixed.to(shape.active), layer.out, layer.out_bias)
             states += self._normed(output, layer.out_norm, shape) * shape.residual
             if layer.experts is not None:
@@ -99,6 +111,18 @@ class ReferenceLayers:
             return qkv
         second = self.norm(second, layer.second_norm, shape.eps, shape.active)
         return qkv + self.linear(second, layer.second_qkv)
+
+    def _recurrent_gates(
+        self,
+        states: Float[Tensor, "n D"],
+        layer: LayerWeights,
+        weights: RecurrentWeights,
+        shape: Shape,
+    ) -> Float[Tensor, "n gates"] | None:
+        """Strengths and decays of the delta rule before their activations, in float32."""
+        if weights.gates is None:
+            return None
+        return self.linear(self._normed(states, layer.norm, shape), weights.gates)
 
     def _heads(self, qkv: Float[Tensor, "n N"], layer: LayerWeights, shape: Shape) -> _Heads:
         """Queries, keys and values by head; queries and keys normed, over each head or over all
@@ -240,12 +264,13 @@ class ReferenceLayers:
 @dataclass(slots=True)
 class _SegmentPass:
     """A segment on its way through the layers: its rows of the batch, its queries of the layers so
-    far, and masks that layers share."""
+    far, masks that layers share, and the log of recurrent layers."""
 
     segment: Segment
     rows: slice
     queries: list[Tensor] = field(default_factory=list)
     masks: Masks = field(default_factory=dict)
+    log: Tensor | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -269,6 +294,42 @@ class _Heads:
         if layer_pass.query_scale is not None:
             query = query * layer_pass.query_scale[:, None]
         return _Heads(query, key, self.value)
+
+
+def _recurrent_rows(
+    projected: Float[Tensor, "n N"],
+    gates: Float[Tensor, "n gates"] | None,
+    weights: RecurrentWeights,
+    shape: Shape,
+    number: int,
+    segments: Sequence[_SegmentPass],
+) -> Float[Tensor, "n M"]:
+    """What a recurrent layer makes of the rows of all segments.
+
+    Args:
+        number: of the layer among the recurrent ones.
+    """
+    outputs: list[Tensor] = []
+    for each in segments:
+        segment = each.segment
+        states = segment.cache.states
+        if states is None or shape.recurrence is None:
+            raise ValueError("a layer is recurrent, and the cache has no states")
+        count = len(segment.tokens)
+        if not number:
+            each.log = states.open(count, segment.parents)
+        if each.log is None:
+            log = states.now.new_empty(count, shape.recurrence.logged)
+        else:
+            log = each.log[number, :count]
+        trail = Trail(states.now[number], states.next[number], log, segment.parents)
+        part = None if gates is None else gates[each.rows]
+        outputs.append(
+            recurrent_outputs(
+                projected[each.rows], part, weights, shape.recurrence, trail, shape.eps
+            )
+        )
+    return torch.cat(outputs)
 
 
 def _angles(values: Float[Tensor, "*sets n half"], angle_set: int) -> Float[Tensor, "n half"]:

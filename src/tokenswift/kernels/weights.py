@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.kernels.packed import Packed
+from tokenswift.kv.states import Recurrence
 
 #: greatest number of a layer's experts: a row's scores are kept on a thread's stack
 MOST_EXPERTS = 1 << 14
@@ -29,6 +30,7 @@ class Mixture:
         sigmoid: whether a score is a logit's sigmoid, else the softmax over all experts.
         renormalised: whether the scores of a row's experts are divided by their sum.
         biased: whether the router and the experts have biases.
+        choice_bias: whether a bias is added to the scores by which experts are chosen.
     """
 
     experts: int
@@ -39,6 +41,7 @@ class Mixture:
     sigmoid: bool = False
     renormalised: bool = False
     biased: bool = False
+    choice_bias: bool = False
 
     @property
     def router_rows(self) -> int:
@@ -67,6 +70,7 @@ class Shape:
         gate_slope: of its gates: SiLU is of so many times the gate, divided by as much.
         norm_all_heads: whether norms of queries and keys are over all heads together.
         parallel: whether attention and MLP take in the same norm, of states without their mean.
+        recurrence: of recurrent layers; None: there are none.
     """
 
     layers: int
@@ -88,6 +92,7 @@ class Shape:
     norm_all_heads: bool = False
     parallel: bool = False
     mixture: Mixture | None = None
+    recurrence: Recurrence | None = None
 
     @property
     def queries(self) -> torch.dtype:
@@ -157,13 +162,32 @@ class ExpertWeights:
 
 
 @dataclass(slots=True)
+class RecurrentWeights:
+    """What a recurrent layer has in the place of attention, besides its two projections.
+
+    Attributes:
+        taps: of the convolution of each channel, the oldest input's first, (taps, channels).
+        gates: of the delta rule, strengths and decays of each head, (2 Hv, D) float32.
+        rate, shift: (Hv,); a head decays by exp(rate · log(1 + exp(x + shift))).
+        norm: weight of the norm of a head's output.
+    """
+
+    taps: Tensor
+    gates: Packed | None = None
+    rate: Tensor | None = None
+    shift: Tensor | None = None
+    norm: Tensor | None = None
+
+
+@dataclass(slots=True)
 class LayerWeights:
     """One layer: packed projections, and float32 vectors for everything else (None where there is
     none).
 
     Attributes:
-        qkv: queries, keys and values in one, ((H + 2 K) d, D).
-        out: (D, H d).
+        qkv: queries, keys and values in one, ((H + 2 K) d, D); of a recurrent layer its first
+            projection, (`Recurrence.projected`, D).
+        out: (D, H d); of a recurrent layer (D, `Recurrence.outputs`).
         gate_up: gate, then up, (2 · inner, D).
         down: (D, inner). Beside experts, both are those of the expert that all rows go through;
             None where there is none.
@@ -180,6 +204,8 @@ class LayerWeights:
         second_norm: weight of the norm of that input.
         experts: of a mixture; None: the layer has one MLP.
         sinks: a score of each head that takes part in the softmax and has no value, (H,).
+        recurrent: of a recurrent layer; None: it attends.
+        gate: its product's sigmoid is what attention's output is multiplied with, (H d, D).
     """
 
     qkv: Packed
@@ -203,6 +229,8 @@ class LayerWeights:
     second_norm: Tensor | None = None
     experts: ExpertWeights | None = None
     sinks: Tensor | None = None
+    recurrent: RecurrentWeights | None = None
+    gate: Packed | None = None
 
     def mlp(self) -> MlpWeights:
         """The weights of the layer's one MLP.
@@ -216,18 +244,22 @@ class LayerWeights:
 
     def packed(self) -> list[Packed]:
         """All weights that are multiplied with, but for a router."""
-        optional = (self.gate_up, self.down, self.second_qkv)
+        optional = (self.gate_up, self.down, self.second_qkv, self.gate)
         weights = [self.qkv, self.out, *(weight for weight in optional if weight is not None)]
         return weights if self.experts is None else [*weights, *self.experts.packed()]
 
     def tensors(self) -> Iterator[Tensor]:
         """Everything that passes read."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Tensor):
-                yield value
+        parts = [self] if self.recurrent is None else [self, self.recurrent]
+        for part in parts:
+            for field in fields(part):
+                value = getattr(part, field.name)
+                if isinstance(value, Tensor):
+                    yield value
         if self.experts is not None:
             yield from self.experts.vectors()
-        routers = [] if self.experts is None else [self.experts.router]
-        for weight in (*self.packed(), *routers):
+        apart = [] if self.experts is None else [self.experts.router]
+        if self.recurrent is not None and self.recurrent.gates is not None:
+            apart.append(self.recurrent.gates)
+        for weight in (*self.packed(), *apart):
             yield from (part.data for part in weight.parts)

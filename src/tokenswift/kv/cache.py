@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tokenswift.kv.memory import large_empty, to_device
+from tokenswift.kv.states import States
 
 #: attention is computed in chunks of this many positions
 CHUNK = 256
@@ -70,6 +71,7 @@ class KVCache:
             are in it.
         is_long: whether its keys are rotated by the model's frequencies for long texts, where it
             has such (`loader.rotary.Rotary`).
+        states: of recurrent layers, which have no entries; None: the model has no such layers.
     """
 
     entries: Entries
@@ -78,6 +80,7 @@ class KVCache:
     work: Tensor
     tail: Tail | None = None
     is_long: bool = False
+    states: States | None = None
 
     @property
     def length(self) -> int:
@@ -320,7 +323,8 @@ class FullCache(KVCache):
     def nbytes(self) -> int:
         """Bytes allocated."""
         tail_bytes = 0 if self.tail is None else self.tail.entries.data.nbytes
-        return self.data.nbytes + tail_bytes
+        state_bytes = 0 if self.states is None else self.states.nbytes
+        return self.data.nbytes + tail_bytes + state_bytes
 
     @property
     def tail_length(self) -> int:
@@ -336,7 +340,22 @@ class FullCache(KVCache):
         """Whether a sequence can be continued after the first ``length`` entries."""
         if length > self._length:
             return False
+        if self.states is not None and self.states.known(length) != length:
+            return False
         return self.tail is None or self.tail.dropped <= max(0, length + 1 - self.tail.reach)
+
+    def usable(self, length: int) -> int:
+        """The greatest number of first entries, up to ``length``, after which a sequence can be
+        continued; 0: none."""
+        if self.states is not None:
+            length = self.states.known(min(length, self._length))
+        return length if self.holds(length) else 0
+
+    def mark(self) -> None:
+        """Keep the states of recurrent layers as they are now, so that other texts can begin
+        here."""
+        if self.states is not None:
+            self.states.mark()
 
     def commit(self, nodes: tuple[int, ...]) -> None:
         """Commit rows ``nodes`` (ascending) of the last pass."""
@@ -349,11 +368,17 @@ class FullCache(KVCache):
             _move(self.entries, start, nodes, in_place)
             if self.tail is not None:
                 _move(self.tail.entries, self.tail_length, nodes, in_place)
+        if self.states is not None:
+            self.states.commit(nodes)
         self._length = start + len(nodes)
 
     def rewind(self, length: int) -> None:
-        """Drop committed entries after the first ``length``."""
+        """Drop committed entries after the first ``length``; with states, after as many of these as
+        they are known for."""
         self._length = min(length, self._length)
+        if self.states is not None:
+            self._length = self.states.known(self._length)
+            self.states.rewind(self._length)
 
     def slide(self, count: int) -> None:
         """Keep only the last ``count`` entries, moved to the front: of a drafter that sees no more,
@@ -376,13 +401,16 @@ class FullCache(KVCache):
         if capacity < length or not self.holds(length):
             raise ValueError(
                 f"capacity is {capacity}; {length} tokens are to be copied of {self._length}, of "
-                "which layers with windows may hold the last ones alone"
+                "which layers with windows may hold the last ones alone, and recurrent layers some "
+                "states"
             )
         entries = self.entries.like(capacity)
         entries.copy_first(self.entries, length)
         tail = None if self.tail is None else self.tail.fork(capacity, length)
         fork = FullCache(entries, length, tail)
         fork.is_long = self.is_long
+        if self.states is not None:
+            fork.states = self.states.fork(length)
         return fork
 
     def keys(self, layer: int) -> Tensor:

@@ -50,7 +50,10 @@ class SparseCache(KVCache):
         self.sinks = sinks
         self.scratch = scratch
         # weak, so that a drafter does not keep the full cache of an ended sequence
-        self._full: FullCache | None = None if like.tail is None else proxy(like)
+        reads_full = like.tail is not None or like.states is not None
+        self._full: FullCache | None = proxy(like) if reads_full else None
+        if like.states is not None:
+            self.states = like.states.fork()
         self.entries = like.entries.like(budget + scratch)
         self.data = self.entries.data.zero_()  # no NaN in unused slots
         self.work = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -76,11 +79,13 @@ class SparseCache(KVCache):
     @property
     def tail_length(self) -> int:
         """See :class:`KVCache`."""
-        return self.length if self._full is None else self._full.tail_length + self.drafted
+        if self._full is None or self._full.tail is None:
+            return self.length
+        return self._full.tail_length + self.drafted
 
     def make_room(self, rows: int) -> None:
         """See :class:`KVCache`."""
-        if self._full is not None:
+        if self._full is not None and self._full.tail is not None:
             self._full.make_room(self.drafted + rows)
 
     @property
@@ -92,10 +97,20 @@ class SparseCache(KVCache):
 
     def grow(self, rows: int) -> None:
         """Keep the first ``rows`` rows of the last pass as context of the next one."""
+        if self.states is not None:
+            self.states.commit(range(rows))
         self.drafted += rows
 
     def rewind(self, rows: int = 0) -> None:
-        """Drop all draft rows but the first ``rows``."""
+        """Drop all draft rows but the first ``rows``.
+
+        Raises:
+            ValueError: not all are dropped, and the model has recurrent layers.
+        """
+        if self.states is not None and self._full is not None and self._full.states is not None:
+            if rows:
+                raise ValueError(f"{rows} draft rows are left of recurrent layers; valid: 0")
+            self.states = self._full.states.fork()
         self.drafted = rows
 
     def commit_drafted(self, rows: int, start: int) -> None:

@@ -19,6 +19,7 @@ from tokenswift.loader.positions import (
     counts_factor,
     positions_said,
 )
+from tokenswift.loader.recurrent import layer_kinds
 from tokenswift.loader.schema import ROPES
 
 #: fields that a forward pass does not depend on, or that are looked at elsewhere
@@ -113,8 +114,9 @@ def completed(kind: str, stated: Mapping[str, object]) -> ModelConfig | None:
     """
     family = FAMILIES[kind]
     stated = _without_blocks(_with_own_count(stated, family), family)
+    stated = {family.aliases.get(name, name): value for name, value in stated.items()}
     known = {"head_dim": None, **family.defaults}  # which is read without a default
-    if not stated.keys() <= known.keys() | IGNORED_FIELDS:
+    if not stated.keys() <= known.keys() | IGNORED_FIELDS | {*family.ignored}:
         return None
     fields = {**family.defaults}
     for name, value in stated.items():
@@ -135,7 +137,7 @@ def completed(kind: str, stated: Mapping[str, object]) -> ModelConfig | None:
     if family.rope and not any(said.get(name) for name in ROPES):
         said["rope_parameters"] = family.rope
     rope = positions_said(said, positions, family.rope_bases, family.rope_fields)
-    activation = fields.get("hidden_activation", fields["hidden_act"])
+    activation = fields.get("hidden_activation", fields.get("hidden_act", SILU))
     if rope is None or activation != family.activation:
         return None
     if kind == "llama" and hidden_size % heads:
@@ -193,7 +195,9 @@ def _take_layer_types(fields: dict[str, object], family: Family) -> bool:
         return True
     if not fields.get("use_sliding_window", True):
         fields["sliding_window"] = None
-    kinds = reader.texts("layer_types")
+    kinds = reader.texts("layer_types") or layer_kinds(fields, family, layers)
+    if kinds is not None:
+        fields["layer_types"] = kinds
     if kinds is None:
         slides = _sliding_layers(fields, family, layers, rotated)
         windowed = fields["sliding_window"] is not None or len(family.rope_bases) > 1
@@ -201,6 +205,8 @@ def _take_layer_types(fields: dict[str, object], family: Family) -> bool:
         fields["layer_types"] = kinds
     if len(kinds) != layers or (rotated and len(rotated) < layers):
         return False
+    if family.recurrent:
+        return {FULL, family.recurrent} == set(kinds)
     return set(kinds) <= {FULL, SLIDING}
 
 

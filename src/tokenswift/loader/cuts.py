@@ -24,6 +24,12 @@ SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 #: of GPT-4 and those after it; contractions have the letters of all cases
 _WORDS = rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|{WORD}|\p{{N}}%s|{SIGNS}|{BLANKS}"
 
+#: the same, with marks of letters as parts of words
+_MARKED_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{BLANKS}"
+)
+
 _UPPER = r"[\p{L}&&[^a-z]]"
 _LOWER = r"[\p{L}&&[^A-Z]]"
 #: words that end where a capital letter follows a small one
@@ -102,6 +108,7 @@ RULES = {
     "smollm": Rule(digits=True),
     "llama-bpe": Rule((_WORDS % "{1,3}",), ignores_merges=True, adds_bos=True),
     "qwen2": Rule((_WORDS % "",), composes=True),
+    "qwen35": Rule((_MARKED_WORDS,), composes=True),
     "dbrx": Rule((_WORDS % "{1,3}",)),
     "olmo": Rule(composes=True),
     "tekken": Rule((CAMEL % ("", "", ""),), ignores_merges=True, adds_bos=True),
@@ -129,6 +136,7 @@ SAME = {
     "llama3": "llama-bpe",
     "llama-v3": "llama-bpe",
     "falcon3": "llama-bpe",
+    "lfm2": "llama-bpe",
     "deepseek-r1-qwen": "qwen2",
     "smaug-bpe": "dbrx",
     "command-r": "smollm",

@@ -29,6 +29,9 @@ ROUTER = "mlp.gate.weight"
 ROUTER_BIAS = "mlp.gate.bias"
 SHARED_GATE = "mlp.shared_expert_gate.weight"
 SHARED = "mlp.shared_expert"
+#: what is added to the scores by which experts are chosen
+CHOICE_BIAS_NAME = "expert_bias"
+CHOICE_BIAS = f"mlp.{CHOICE_BIAS_NAME}"
 #: projections of an expert
 GATE = "gate_proj"
 UP = "up_proj"
@@ -60,7 +63,7 @@ BLOCKS = "_blocks"
 SCALES = "_scales"
 ROUTER_NAMES = ("gate.weight", "router.weight", "router.layer.weight")
 ROUTER_BIAS_NAME = "router.bias"
-_LAYER_PART = re.compile(r"(model\.layers\.\d+\.)(?:mlp|block_sparse_moe)\.(.+)")
+_LAYER_PART = re.compile(r"(model\.layers\.\d+\.)(?:mlp|block_sparse_moe|feed_forward)\.(.+)")
 _ONE_EXPERT = re.compile(r"experts\.(\d+)\.(w[123])\.weight")
 
 
@@ -365,6 +368,8 @@ def expert_shapes(layer: str, mixture: Mixture, hidden: int) -> dict[str, tuple[
         shapes[expert_name(layer, expert, GATE)] = (mixture.inner, hidden)
         shapes[expert_name(layer, expert, UP)] = (mixture.inner, hidden)
         shapes[expert_name(layer, expert, DOWN)] = (hidden, mixture.inner)
+    if mixture.choice_bias:
+        shapes[layer + CHOICE_BIAS] = (mixture.experts,)
     if mixture.biased:
         shapes[layer + ROUTER_BIAS] = (mixture.experts,)
         for expert in range(mixture.experts):

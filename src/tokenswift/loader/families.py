@@ -1,13 +1,13 @@
 """The families that the native decoder runs, by the model type of their configs.
 
 There is one decoder, and for each family what sets it apart, as data. To add one: describe it in
-`dense_families` or `mixture_families` and give it an entry here. What describes it
-(`family.Family`) are the fields of its config and their defaults, as its configuration class in
-transformers has them, and the switches that it needs. Numbers that a config may hold (multipliers,
-caps, windows, layers without positions) are read by `layout.layout_of` where the family's defaults
-name them. Where GGUF files of it exist, say what they call it (``gguf``) and its numbers
-(``gguf_keys``), and whether they permute its rows (``gguf_permuted``). Then add it, tiny, to
-tests/tiny.py: the tests hold it against transformers. What no switch expresses stays with
+`dense_families`, `mixture_families` or `recurrent_families` and give it an entry here. What
+describes it (`family.Family`) are the fields of its config and their defaults, as its configuration
+class in transformers has them, and the switches that it needs. Numbers that a config may hold
+(multipliers, caps, windows, layers without positions) are read by `layout.layout_of` where the
+family's defaults name them. Where GGUF files of it exist, say what they call it (``gguf``) and its
+numbers (``gguf_keys``), and whether they permute its rows (``gguf_permuted``). Then add it, tiny,
+to tests/tiny.py: the tests hold it against transformers. What no switch expresses stays with
 transformers.
 """
 
@@ -38,6 +38,7 @@ from tokenswift.loader.mixture_families import (
     QWEN2_MOE,
     QWEN3_MOE,
 )
+from tokenswift.loader.recurrent_families import LFM2, LFM2_MOE, QWEN35, QWEN35_MOE
 
 #: by the model type of transformers' configs
 FAMILIES: dict[str, Family] = {
@@ -61,4 +62,8 @@ FAMILIES: dict[str, Family] = {
     "mixtral": MIXTRAL,
     "granitemoe": GRANITE_MOE,
     "gpt_oss": GPT_OSS,
+    "lfm2": LFM2,
+    "lfm2_moe": LFM2_MOE,
+    "qwen3_5_text": QWEN35,
+    "qwen3_5_moe_text": QWEN35_MOE,
 }

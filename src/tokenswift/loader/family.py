@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 #: kinds of layers
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
+CONVOLUTION: Final = "conv"
+LINEAR: Final = "linear_attention"
 #: activations of MLPs
 SILU: Final = "silu"
 GELU: Final = "gelu_pytorch_tanh"
@@ -82,6 +84,8 @@ class ExpertFields(NamedTuple):
             ``norm_topk_prob``, the config says so.
         gguf_renormalised: the same for GGUF files, which mostly do not say it.
         biased: whether the router and the experts have biases.
+        sigmoid: whether a score is a logit's sigmoid.
+        choice_bias: whether a bias is added to the scores by which experts are chosen.
         in_turn: whether checkpoints hold gate and up of all experts row by row in turn, in matrices
             the other way round (`experts.IN_TURN_NAMES`).
     """
@@ -92,6 +96,8 @@ class ExpertFields(NamedTuple):
     renormalised: bool = False
     gguf_renormalised: bool = False
     biased: bool = False
+    sigmoid: bool = False
+    choice_bias: bool = False
     in_turn: bool = False
 
 
@@ -106,6 +112,9 @@ class Family:
         head_norms: norms of queries and keys: "" (none), "head", or "projection" (over all heads
             together).
         plus_one: whether norms multiply by 1 + their weight.
+        scales_embeddings: whether embeddings are multiplied with the root of their width.
+        output_gate: whether queries' projection has, behind each head's query, a gate of what the
+            head's attention gives.
         activation: the activation of the MLP.
         full_every: one layer in so many sees everything where the config does not say which; 0:
             none does.
@@ -128,6 +137,11 @@ class Family:
         sinks: whether attention has a score for each head that takes part in the softmax and has no
             value.
         fixed: values of fields other than which it is left to transformers.
+        recurrent: what its configs call layers that are recurrent, rather than attend; "": none
+            are.
+        names: parts of the names of its weights, and what these are called here.
+        ignored: fields of its configs that nothing depends on.
+        aliases: other names of its fields, in some configs.
         layers_scaled_by_width: layers of the one model whose scores are scaled by the width of its
             states per head, rather than by that of a head (Gemma).
     """
@@ -137,6 +151,8 @@ class Family:
     norms: Norms = NORMS_BEFORE
     head_norms: str = ""
     plus_one: bool = False
+    scales_embeddings: bool = False
+    output_gate: bool = False
     activation: str = SILU
     full_every: int = 1
     rope_bases: tuple[float, ...] = (10_000.0,)
@@ -153,4 +169,8 @@ class Family:
     experts: ExpertFields | None = None
     sinks: bool = False
     fixed: Mapping[str, object] = field(default_factory=dict)
+    recurrent: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
     layers_scaled_by_width: int = 0

@@ -20,6 +20,13 @@ from torch import Tensor
 
 from tokenswift.checks import shown
 from tokenswift.kernels.formats import FORMATS, Stored
+from tokenswift.loader.drafting import (
+    BEGINNING,
+    EMBEDDING_NORM,
+    GGUF_NAMES,
+    LAYER,
+    STATE_NORM,
+)
 from tokenswift.loader.experts import SHARED_GATE, Part, split_entries
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.family import Family
@@ -31,21 +38,27 @@ from tokenswift.loader.gguf_names import (
     FUSED_NAMES,
     HAVE_BIASES,
     INNER,
+    LFM2_NORM,
     NORMS,
     NUMBER_KEYS,
     OF_POSITIONS,
     OUTER,
+    RECURRENT,
+    RECURRENT_VECTORS,
     SETTINGS,
     SINKS_NAME,
 )
-from tokenswift.loader.layout import SINKS, Layout
+from tokenswift.loader.layout import NORM, SINKS, Layout
 from tokenswift.loader.named_sampling import SAMPLING
 from tokenswift.loader.parts import part_paths
+from tokenswift.loader.recurrent import DELTA_NORM, DELTA_RATE, DELTA_TAPS, SHORT_TAPS
 from tokenswift.loader.schema import refusal
 from tokenswift.loader.tensors import DENSE, MOST_TENSORS, Entry, check_tensors, mapped
 from tokenswift.loader.weights import Weights, unstored
 from tokenswift.types import InputError
 
+#: ends of the names of convolutions' taps
+TAPS = (f"{SHORT_TAPS}.weight", f"{DELTA_TAPS}.weight")
 #: what is valid where a part of a model is not named as one
 PART_NAME = "a file named …-00001-of-00003.gguf, as llama.cpp names parts"
 
@@ -147,6 +160,7 @@ class GgufFile:
         key = f"{self.architecture}.{name}"
         value = self.metadata.get(key, default)
         if isinstance(value, list):
+            value = [entry for entry in value if entry != 0 or not self.is_recurrent()]
             value = value[0] if value and all(entry == value[0] for entry in value) else None
         if isinstance(value, float):
             return short(value)
@@ -166,6 +180,11 @@ class GgufFile:
         if kind == "llama" and self.metadata.get("llama.expert_count", 0) != 0:
             return "mixtral"
         return kind
+
+    def is_recurrent(self) -> bool:
+        """Whether the model may have recurrent layers, of which numbers of attention are 0."""
+        kind = self.family_name()
+        return kind is not None and FAMILIES[kind].recurrent != ""
 
     def full_keys(self) -> dict[str, str]:
         """What the file calls the numbers of a config."""
@@ -209,8 +228,13 @@ def weights_of(file: GgufFile, layout: Layout, dtype: torch.dtype, kind: str) ->
         InputError: tensors are missing, of other shapes or types, or none of the family's.
     """
     family = layout.family
-    file_names = names_of(layout.num_hidden_layers, family)
+    layers = layout.num_hidden_layers
+    file_names = names_of(layers + 1 if family.recurrent else layers, family)
     our_names = {theirs: name for name, theirs in file_names.items()}
+    if family.recurrent:
+        our_names[LFM2_NORM] = NORM
+        for theirs, name in GGUF_NAMES.items():
+            our_names[f"blk.{layers}.{theirs}"] = name
     entries: dict[str, Entry] = {}
     for theirs, place in file.tensors.items():
         if theirs in OF_POSITIONS:
@@ -221,9 +245,18 @@ def weights_of(file: GgufFile, layout: Layout, dtype: torch.dtype, kind: str) ->
             heads = layout.num_attention_heads
         elif family.gguf_permuted and ".k_proj." in name:
             heads = layout.num_key_value_heads
-        has_one_added = family.plus_one and name.endswith("norm.weight")
+        is_norm = name.endswith("norm.weight") and not name.endswith(f"{DELTA_NORM}.weight")
+        is_norm = is_norm or name in (EMBEDDING_NORM, STATE_NORM)
+        has_one_added = family.plus_one and is_norm
         read = partial(read_tensor, file, theirs, heads, has_one_added)
-        entries[name] = Entry(theirs, place.shape, place.kind, read)
+        shape = place.shape
+        if name.endswith(TAPS) and len(shape) == 2:
+            shape = (shape[0], 1, shape[1])
+            read = partial(_taps, read)
+        if name.endswith(DELTA_RATE):
+            read = partial(_logarithms, read)
+        entries[name] = Entry(theirs, shape, place.kind, read)
+    drafting = _split_drafting(entries, layers)
     if family.fused:
         entries = split_fused(entries, layout, file.where)
     if layout.mixture is not None:
@@ -231,7 +264,7 @@ def weights_of(file: GgufFile, layout: Layout, dtype: torch.dtype, kind: str) ->
     shapes = layout.shapes()
     optional = [name for name in shapes if name.endswith("o_proj.bias")]  # 0 where there is none
     check_tensors(entries, shapes, WEIGHTS, file.where, optional)
-    return Weights(layout, dtype, entries, kind)
+    return Weights(layout, dtype, entries, kind, drafting)
 
 
 def _split_experts(
@@ -258,6 +291,28 @@ def _row(read: Callable[[], Tensor | Stored]) -> Tensor:
     return unstored(read(), torch.float32).view(1, -1)
 
 
+def _split_drafting(entries: dict[str, Entry], layers: int) -> dict[str, Entry]:
+    """Take out the tensors of a layer behind the last, which drafts; by checkpoints' names."""
+    drafting: dict[str, Entry] = {}
+    beyond = f"model.layers.{layers}."
+    for name in list(entries):
+        if name.startswith(beyond):
+            drafting[LAYER + name.removeprefix(beyond)] = entries.pop(name)
+        elif name.startswith(BEGINNING):
+            drafting[name] = entries.pop(name)
+    return drafting
+
+
+def _logarithms(read: Callable[[], Tensor | Stored]) -> Tensor:
+    """Rates of decay as checkpoints have them, where a file has what they stand for."""
+    return unstored(read(), torch.float32).double().neg().log().float()
+
+
+def _taps(read: Callable[[], Tensor | Stored]) -> Tensor:
+    """Taps of a convolution as checkpoints have them, (channels, 1, taps)."""
+    return unstored(read(), torch.float32).unsqueeze(1)
+
+
 def names_of(layers: int, family: Family) -> dict[str, str]:
     """What a file calls each tensor that a family's decoder can have, by its name in
     transformers."""
@@ -266,11 +321,16 @@ def names_of(layers: int, family: Family) -> dict[str, str]:
         fused = FUSED_NAMES.values()
         parts = {name: theirs for name, theirs in parts.items() if theirs not in fused}
         parts.update(FUSED_NAMES)
+    if family.recurrent:
+        parts.update(RECURRENT)
     for name, theirs in zip(family.norms, NORMS, strict=True):
         if name is not None:
             parts[name] = family.gguf_names.get(name, theirs)
     names = dict(OUTER)
     for number in range(layers):
+        if family.recurrent:
+            for name, theirs in RECURRENT_VECTORS.items():
+                names[f"model.layers.{number}.{name}"] = f"blk.{number}.{theirs}"
         for name, theirs in parts.items():
             names[f"model.layers.{number}.{name}.weight"] = f"blk.{number}.{theirs}.weight"
             if name.endswith(HAVE_BIASES):

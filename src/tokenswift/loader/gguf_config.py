@@ -10,7 +10,7 @@ import torch
 from tokenswift.loader.config import ModelConfig, completed
 from tokenswift.loader.dense_families import LLAMA
 from tokenswift.loader.families import FAMILIES
-from tokenswift.loader.family import FULL, SLIDING, ExpertFields, Family
+from tokenswift.loader.family import CONVOLUTION, FULL, LINEAR, SLIDING, ExpertFields, Family
 from tokenswift.loader.fields import Fields
 from tokenswift.loader.find import MERGED
 from tokenswift.loader.frequencies import longrope_magnitude
@@ -19,10 +19,10 @@ from tokenswift.loader.gguf_names import (
     ARCHITECTURES,
     BIASES,
     FACTORS,
+    FLOATS,
     LONGROPE,
     NUMBER_KEYS,
     OUTER,
-    ROUTERS,
 )
 from tokenswift.loader.gguf_tokenizer import words_of
 from tokenswift.loader.layout import EMBEDDING, HEAD
@@ -62,6 +62,10 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 #: widths of experts, where a family's files have their own
 EXPERT_SIZES = ("moe_intermediate_size", "shared_expert_intermediate_size")
+#: the width of all heads of values of the delta rule together
+VALUE_WIDTH = "linear_value_width"
+#: layers behind the last, which draft
+DRAFTING_LAYERS = "nextn_predict_layers"
 #: how much queries grow with their positions
 QUERY_SCALE_KEY = NUMBER_KEYS[f"rope_parameters.{QUERY_SCALE}"]
 #: families whose files name the architecture of another, and have windows
@@ -191,8 +195,10 @@ def auto_dtype(file: GgufFile, place: str = "cpu") -> str:
     kinds = {
         tensor.kind
         for name, tensor in file.tensors.items()
-        # routers, and biases of experts, are float32 in any file
-        if len(tensor.shape) > 1 and ROUTERS not in name and not name.endswith(".bias")
+        # routers, convolutions, and biases of experts, are float32 in any file
+        if len(tensor.shape) > 1
+        and not any(part in name for part in FLOATS)
+        and not name.endswith(".bias")
     }
     if "BF16" in kinds or (place != "cpu" and kinds - DENSE.keys()):
         return "bfloat16"
@@ -230,6 +236,11 @@ def config_of(file: GgufFile) -> ModelConfig:
     for name, part in BIASES.items():
         fields[name] = f"blk.0.{part}.bias" in file.tensors
     fields.update(numbers)
+    if family.recurrent == CONVOLUTION:
+        fields["layer_types"] = _layer_kinds(file, family, reader.integer("num_hidden_layers"))
+        fields["block_auto_adjust_ff_dim"] = False  # widths are those of the tensors
+    elif family.recurrent == LINEAR:
+        fields["linear_value_head_dim"] = _value_width(file, reader)
     if family.experts is not None:
         fields["norm_topk_prob"] = _renormalised(file, family.experts)
     stated = {
@@ -247,12 +258,45 @@ def config_of(file: GgufFile) -> ModelConfig:
         raise InputError(
             f"{file.where}: its sizes are not those of a {kind} model; valid: a sound file"
         )
+    key_heads = fields.get("linear_num_key_heads")
+    if family.recurrent == LINEAR and fields["linear_num_value_heads"] != key_heads:
+        config.linear_heads_tiled = True  # heads of values take those of keys in turns
     return config
 
 
 def _family_name(file: GgufFile) -> str:
     """The family of a file that `_check_kind` lets pass."""
     return file.family_name() or file.architecture
+
+
+def _layer_kinds(file: GgufFile, family: Family, layers: int) -> list[str]:
+    """Which layers attend: those with heads of keys.
+
+    Raises:
+        InputError: the file does not say it of each layer.
+    """
+    key = f"{file.architecture}.{NUMBER_KEYS['num_key_value_heads']}"
+    heads = file.metadata.get(key)
+    if not isinstance(heads, list) or len(heads) != layers:
+        raise refusal(file.where, key, heads, f"a list of {layers} numbers, one a layer")
+    return [FULL if count else family.recurrent for count in heads]
+
+
+def _value_width(file: GgufFile, reader: Fields) -> int:
+    """The width of a head of values of the delta rule.
+
+    Raises:
+        InputError: heads of values do not share what the file says of all together, or heads of
+            keys do not divide them.
+    """
+    heads = reader.integer("linear_num_value_heads")
+    key_heads = reader.integer("linear_num_key_heads")
+    inner = reader.integer(VALUE_WIDTH)
+    if inner % heads or heads % key_heads:
+        key = file.full_keys()["linear_num_value_heads"]
+        valid = f"a divisor of {inner} that is a multiple of {key_heads}"
+        raise refusal(file.where, key, heads, valid)
+    return inner // heads
 
 
 def _renormalised(file: GgufFile, experts: ExpertFields) -> bool:
@@ -317,6 +361,8 @@ def _numbers(file: GgufFile) -> dict[str, object]:
         if "." in name or name in left_out:
             continue
         value = file.number(key, defaults.get(name))
+        if name == "num_hidden_layers":
+            value -= file.number(DRAFTING_LAYERS, 0)
         if value or name not in defaults:
             numbers[name] = value
     check_numbers({"head_dim": None, **numbers}, file.where, file.full_keys())

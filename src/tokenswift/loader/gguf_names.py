@@ -5,6 +5,20 @@ from __future__ import annotations
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.family import DOWN, GATE, KEY, OUTPUT, QUERY, UP, VALUE
 from tokenswift.loader.layout import EMBEDDING, HEAD, NORM
+from tokenswift.loader.recurrent import (
+    DELTA_DECAY,
+    DELTA_GATE,
+    DELTA_INPUTS,
+    DELTA_NORM,
+    DELTA_OUT,
+    DELTA_RATE,
+    DELTA_SHIFT,
+    DELTA_STRENGTH,
+    DELTA_TAPS,
+    SHORT_IN,
+    SHORT_OUT,
+    SHORT_TAPS,
+)
 
 #: what files call settings of sampling, where it is not `SamplingParams`' name
 SETTINGS = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
@@ -56,8 +70,25 @@ INNER = {
     UP: "ffn_up",
     DOWN: "ffn_down",
 }
-#: what names of routers have in them
-ROUTERS = "ffn_gate_inp"
+#: parts of recurrent layers
+RECURRENT = {
+    SHORT_IN: "shortconv.in_proj",
+    SHORT_TAPS: "shortconv.conv",
+    SHORT_OUT: "shortconv.out_proj",
+    DELTA_INPUTS: "attn_qkv",
+    DELTA_GATE: "attn_gate",
+    DELTA_STRENGTH: "ssm_beta",
+    DELTA_DECAY: "ssm_alpha",
+    DELTA_TAPS: "ssm_conv1d",
+    DELTA_NORM: "ssm_norm",
+    DELTA_OUT: "ssm_out",
+}
+#: its parts that are no weights of a projection or norm, by their whole names
+RECURRENT_VECTORS = {DELTA_RATE: "ssm_a", DELTA_SHIFT: "ssm_dt.bias"}
+#: what the final norm is called in files of LFM2
+LFM2_NORM = "token_embd_norm.weight"
+#: what the names of matrices have in them that are float32 in any file: routers and convolutions
+FLOATS = ("ffn_gate_inp", "shortconv.conv", "ssm_conv1d")
 #: parts of a layer with experts, one tensor for all of them
 EXPERTS = {
     "mlp.gate": "ffn_gate_inp",

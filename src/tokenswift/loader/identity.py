@@ -28,11 +28,12 @@ from torch import Tensor, nn
 
 from tokenswift.kernels.formats import Stored
 from tokenswift.loader.config import activation_of
-from tokenswift.loader.experts import parameter_parts
+from tokenswift.loader.experts import CHOICE_BIAS_NAME, parameter_parts
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.find import MERGED
 from tokenswift.loader.fused import split_tensors
 from tokenswift.loader.layout import EMBEDDING, head_width, layout_of
+from tokenswift.loader.recurrent import FIRST_MATRICES, our_name
 from tokenswift.tokenizer import Tokenizer, backend_of
 from tokenswift.types import InputError
 from tokenswift.version import __version__
@@ -154,14 +155,16 @@ def identity_of(
 
 
 def load_parameter(module: nn.Module, path: str = "weight") -> Tensor:
-    """All values of a parameter, where accelerate brings them when they are needed, too.
+    """All values of a parameter, or buffer, where accelerate brings them when they are needed, too.
 
     Args:
         path: its name within the module.
     """
     prefix, _, name = path.rpartition(".")
     owner: Any = module.get_submodule(prefix)
-    weight = owner._parameters[name]
+    weight = owner._parameters.get(name)
+    if weight is None:
+        return owner._buffers[name].detach()
     return owner._hf_hook.weights_map[name] if weight.device.type == "meta" else weight.detach()
 
 
@@ -177,13 +180,16 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             f"the model has PEFT adapters ({', '.join(map(str, adapters))}); valid: {MERGED}"
         )
     tied = getattr(model, "all_tied_weights_keys", None) or {}
-    paths = sorted(name for name, _ in model.named_parameters() if name not in tied)
+    names = [name for name, _ in model.named_parameters() if name not in tied]
+    biases = [name for name, _ in model.named_buffers() if name.endswith(CHOICE_BIAS_NAME)]
+    paths = sorted([*names, *biases])
     named = ((path, load_parameter(model, path)) for path in paths)
     config = getattr(model, "config", None)
     family = FAMILIES.get(getattr(config, "model_type", ""))
-    if config is None or family is None or not (family.fused or family.experts):
+    if config is None or family is None or not (family.fused or family.experts or family.names):
         yield from named
         return
+    named = ((our_name(path, family), values) for path, values in named)
     if family.fused:
         parts = list(split_tensors(named, layout_of(config)))
     else:
@@ -259,9 +265,11 @@ def base_of_weights(
         get: a weight by its name, None where there is none.
         layers: how many the model has.
     """
-    middle_name = f"model.layers.{layers // 2}.self_attn.q_proj.weight"
+    layer = f"model.layers.{layers // 2}."
+    middle_name = f"{layer}self_attn.q_proj.weight"
     embedding = get(EMBEDDING)
-    middle = get(middle_name)
+    candidates = (middle_name, *(layer + name for name in FIRST_MATRICES))
+    middle = next((weight for weight in map(get, candidates) if weight is not None), None)
     if embedding is None or middle is None:
         raise InputError(f"model {name} lacks one of the weights {EMBEDDING}, {middle_name}")
     return _base(name, embedding, middle)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from tokenswift.kernels.weights import Mixture
+from tokenswift.kv.states import Recurrence
 from tokenswift.loader.experts import expert_shapes
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.family import (
@@ -21,6 +22,7 @@ from tokenswift.loader.family import (
     VALUE,
     Family,
 )
+from tokenswift.loader.recurrent import mlp_width, recurrence_of, recurrent_shapes
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -77,18 +79,18 @@ def layout_of(config: LayoutConfig, tied: bool | None = None) -> Layout:
     windows = tuple(window if kind == SLIDING else 0 for kind in kinds)
     scale = numbers.get("query_pre_attn_scalar", width) ** -0.5
     embedding = numbers.get("embedding_multiplier", 1.0)
-    if family.plus_one:
+    if family.scales_embeddings:
         embedding = config.hidden_size**0.5
     return Layout(
         model_type=config.model_type,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=mlp_width(config, int(numbers.get("intermediate_size", 0))),
         num_hidden_layers=config.num_hidden_layers,
         num_attention_heads=config.num_attention_heads,
         num_key_value_heads=config.num_key_value_heads,
         head_dim=width,
-        eps=float(numbers.get("layer_norm_eps", 0.0) or getattr(config, "rms_norm_eps", 0.0)),
+        eps=_eps(config, numbers),
         scale=float(numbers.get("attention_multiplier", scale)),
         windows=windows,
         tied=bool(config.tie_word_embeddings) if tied is None else tied,
@@ -104,7 +106,22 @@ def layout_of(config: LayoutConfig, tied: bool | None = None) -> Layout:
         gate_slope=numbers.get("swiglu_alpha", 1.0),
         dense_layers=_dense_layers(config, numbers, family),
         rotated=0 if rotated_width(config) == width else rotated_width(config),
+        recurrence=recurrence_of(config, family, config.hidden_size),
+        recurrent=tuple(
+            layer
+            for layer, kind in enumerate(kinds)
+            if family.recurrent and kind == family.recurrent
+        ),
     )
+
+
+def _eps(config: LayoutConfig, numbers: _Numbers) -> float:
+    """What norms add to a variance."""
+    for name in ("layer_norm_eps", "norm_eps"):
+        value = numbers.get(name, 0.0)
+        if value:
+            return float(value)
+    return float(getattr(config, "rms_norm_eps", 0.0))
 
 
 def _mixture(numbers: _Numbers, family: Family) -> Mixture | None:
@@ -121,6 +138,8 @@ def _mixture(numbers: _Numbers, family: Family) -> Mixture | None:
         shared_gate=shared > 0,
         renormalised=bool(numbers.get("norm_topk_prob", fields.renormalised)),
         biased=fields.biased,
+        sigmoid=fields.sigmoid,
+        choice_bias=fields.choice_bias,
     )
 
 
@@ -129,7 +148,8 @@ def _dense_layers(config: LayoutConfig, numbers: _Numbers, family: Family) -> tu
     if family.experts is None:
         return ()
     step = int(numbers.get("decoder_sparse_step", 1))
-    named = getattr(config, "mlp_only_layers", None) or ()
+    first = int(numbers.get("num_dense_layers", 0))
+    named = (*range(first), *(getattr(config, "mlp_only_layers", None) or ()))
     layers = range(config.num_hidden_layers)
     return tuple(layer for layer in layers if layer in named or (layer + 1) % step)
 
@@ -192,6 +212,8 @@ class Layout:
         dense_layers: layers of a mixture that have one MLP all the same.
         rotated: numbers of a head that positions rotate, the first ones; 0: all.
         gate_limit, gate_slope: of a clamped SwiGLU (`kernels.weights.Shape`); 0 and 1: none.
+        recurrence: sizes of recurrent layers; None: there are none.
+        recurrent: the numbers of these layers.
     """
 
     model_type: str
@@ -218,6 +240,8 @@ class Layout:
     rotated: int = 0
     gate_limit: float = 0.0
     gate_slope: float = 1.0
+    recurrence: Recurrence | None = None
+    recurrent: tuple[int, ...] = ()
 
     def stated(self) -> dict[str, object]:
         """All of it by name, for digests; without what earlier versions did not know, where it is
@@ -225,12 +249,16 @@ class Layout:
         fields = asdict(self)
         if self.mixture is None:
             del fields["mixture"], fields["dense_layers"]
-        elif not self.mixture.biased:
-            del fields["mixture"]["biased"]
+        else:
+            for name in ("biased", "choice_bias"):
+                if not fields["mixture"][name]:
+                    del fields["mixture"][name]
         if not self.rotated:
             del fields["rotated"]
         if not self.gate_limit:
             del fields["gate_limit"], fields["gate_slope"]
+        if self.recurrence is None:
+            del fields["recurrence"], fields["recurrent"]
         return fields
 
     @property
@@ -251,6 +279,8 @@ class Layout:
     def product_sizes(self) -> tuple[int, ...]:
         """Lengths of what enters products, which have to be even."""
         sizes = (self.hidden_size, self.intermediate_size)
+        if self.recurrence is not None:
+            sizes = (*sizes, self.recurrence.outputs)
         return sizes if self.mixture is None else (*sizes, self.mixture.inner, self.mixture.shared)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -262,10 +292,10 @@ class Layout:
         }
         if not self.tied:
             shapes[HEAD] = (self.vocab_size, hidden)
-        layer = self._layer_shapes()
         for number in range(self.num_hidden_layers):
             prefix = f"model.layers.{number}."
             mixture = self.experts_of(number)
+            layer = self._layer_shapes(number)
             for name, shape in layer.items():
                 if mixture is None or not name.startswith("mlp."):
                     shapes[prefix + name] = shape
@@ -273,32 +303,36 @@ class Layout:
                 shapes.update(expert_shapes(prefix, mixture, hidden))
         return shapes
 
-    def _layer_shapes(self) -> dict[str, tuple[int, ...]]:
+    def _layer_shapes(self, number: int) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the weights of a layer."""
         hidden = self.hidden_size
+        attends = number not in self.recurrent
         queries = self.num_attention_heads * self.head_dim
         keys = self.num_key_value_heads * self.head_dim
         parts: dict[str, tuple[int, ...]] = {
-            QUERY: (queries, hidden),
-            KEY: (keys, hidden),
-            VALUE: (keys, hidden),
-            OUTPUT: (hidden, queries),
             GATE: (self.intermediate_size, hidden),
             UP: (self.intermediate_size, hidden),
             DOWN: (hidden, self.intermediate_size),
         }
+        if attends:
+            parts[QUERY] = (2 * queries if self.family.output_gate else queries, hidden)
+            parts[KEY] = parts[VALUE] = (keys, hidden)
+            parts[OUTPUT] = (hidden, queries)
         for name in self.family.norms:
             if name is not None:
                 parts[name] = (hidden,)
-        if self.family.head_norms:
+        if attends and self.family.head_norms:
             all_heads = self.family.head_norms == "projection"
             parts["self_attn.q_norm"] = (queries if all_heads else self.head_dim,)
             parts["self_attn.k_norm"] = (keys if all_heads else self.head_dim,)
         shapes = {f"{name}.weight": shape for name, shape in parts.items()}
         for name in self.biased:
-            shapes[f"{name}.bias"] = parts[name][:1]
+            if name in parts:
+                shapes[f"{name}.bias"] = parts[name][:1]
         if self.family.sinks:
             shapes[SINKS] = (self.num_attention_heads,)
+        if not attends and self.recurrence is not None:
+            shapes.update(recurrent_shapes(self.recurrence, hidden))
         return shapes
 
 

@@ -30,7 +30,7 @@ from tokenswift.loader.config import ModelConfig, completed
 from tokenswift.loader.config_file import SUPPORTED, read_config
 from tokenswift.loader.default_model import DEFAULT, DRAFT, GGUF, METADATA_KEY
 from tokenswift.loader.errors import refused_as
-from tokenswift.loader.experts import joint_parameter
+from tokenswift.loader.experts import CHOICE_BIAS_NAME, joint_parameter
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.find import gguf_in, locate
 from tokenswift.loader.fused import parts_of
@@ -42,6 +42,8 @@ from tokenswift.loader.multimodal import wraps_text
 from tokenswift.loader.opened import Opened, open_files, open_gguf
 from tokenswift.loader.plain_tokenizer import wrapped
 from tokenswift.loader.positions import counts_factor
+from tokenswift.loader.recurrent import our_name
+from tokenswift.loader.rope import positions_name
 from tokenswift.loader.safetensors_file import INDEX, SafetensorsFile, weight_files
 from tokenswift.loader.weights import Weights, unstored
 from tokenswift.memory import memory_of
@@ -351,21 +353,30 @@ def _filled(
     """
     from transformers import AutoConfig
 
+    if getattr(config, "linear_heads_tiled", False):
+        raise InputError(
+            f"a GGUF file of a {config.model_type} model has its heads in an order of its own, "
+            "which transformers' model has not; valid: the checkpoint in safetensors"
+        )
     # some families' own id for padding is beyond a small vocabulary
     fields = {"pad_token_id": None, **copy.deepcopy(vars(config))}
     model = _empty(AutoConfig.for_model(fields.pop("model_type"), **fields))
     body = model.model
     with quiet_transformers():  # a model without memory lacks its buffers; these are all it has
-        body.rotary_emb = type(body.rotary_emb)(config=model.config)
+        positions = positions_name(body) or "rotary_emb"
+        setattr(body, positions, type(getattr(body, positions))(config=model.config))
     if hasattr(body.embed_tokens, "scalar_embed_scale"):
         body.embed_tokens.embed_scale = torch.tensor(body.embed_tokens.scalar_embed_scale)
-    experts = FAMILIES[config.model_type].experts
+    family = FAMILIES[config.model_type]
+    experts = family.experts
     filled: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
+    biases = [pair for pair in model.named_buffers() if pair[0].endswith(CHOICE_BIAS_NAME)]
+    for name, parameter in (*model.named_parameters(), *biases):
+        ours = our_name(name, family)
         if experts is None:
-            weight = get(name)
+            weight = get(ours)
         else:
-            weight = joint_parameter(name, parameter.shape, get, experts.in_turn)
+            weight = joint_parameter(ours, parameter.shape, get, experts.in_turn)
         if weight is None:
             filled[name] = torch.zeros(parameter.shape, dtype=dtype)
         else:  # never the weight itself, which is the file's

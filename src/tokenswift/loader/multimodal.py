@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenswift.files import MOST_CONFIG, object_in
 
 #: model types whose config has a text model's as a part
-WRAPPERS = ("mistral3",)
+WRAPPERS = ("mistral3", "qwen3_5", "qwen3_5_moe")
 TEXT_CONFIG = "text_config"
 #: beginnings of the names of a wrapper's weights, and what the text model's own files have there;
 #: None: they are no part of it
@@ -20,6 +20,7 @@ BEGINNINGS = {
     "vision_tower.": None,
     "multi_modal_projector.": None,
     "model.vision_tower.": None,
+    "model.visual.": None,
     "model.multi_modal_projector.": None,
 }
 

@@ -94,6 +94,11 @@ def scaled_config(config: C, scaling: RopeScaling | None) -> C:
     return scaled
 
 
+def positions_name(body: object) -> str | None:
+    """What the position embedding of a transformers model's body is called; None: it has none."""
+    return next((name for name in ("rotary_emb", "pos_emb") if hasattr(body, name)), None)
+
+
 def rotary_of(model: Any, scaling: RopeScaling | None = None) -> Rotary:
     """The rotary positions of a transformers causal LM, extended if wished; the model is not
     changed.
@@ -110,7 +115,7 @@ def rotary_of(model: Any, scaling: RopeScaling | None = None) -> Rotary:
     if is_native and (FULL in rope or not rope.keys() <= PLAIN):
         return rotary_of_config(model.config, scaling)
     config = scaled_config(model.config, scaling)
-    module = model.model.rotary_emb
+    module = getattr(model.model, positions_name(model.model) or "rotary_emb")
     if config is not model.config:
         module = type(module)(config=config).to(module.inv_freq.device)
     frequencies = getattr(module, "inv_freq", None)

@@ -29,6 +29,7 @@ Share: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 Width: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_WIDTH)]
 HeadWidth: TypeAlias = Annotated[int, Meta(ge=2, le=MOST_HEAD)]
 Heads: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_HEADS)]
+Taps: TypeAlias = Annotated[int, Meta(ge=2, le=64)]
 Layers: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_LAYERS)]
 Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 Experts: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_EXPERTS)]
@@ -76,6 +77,26 @@ class Numbers(msgspec.Struct):
     num_attention_heads: Heads | UnsetType = UNSET
     max_position_embeddings: Length | UnsetType = UNSET
     rms_norm_eps: Share | UnsetType = UNSET
+    norm_eps: Share | UnsetType = UNSET
+    conv_L_cache: Taps | UnsetType = UNSET
+    conv_bias: bool | None | UnsetType = UNSET
+    full_attn_idxs: list[int] | None | UnsetType = UNSET
+    block_ff_dim: Width | UnsetType = UNSET
+    block_multiple_of: Width | UnsetType = UNSET
+    block_ffn_dim_multiplier: Positive | None | UnsetType = UNSET
+    block_auto_adjust_ff_dim: bool | UnsetType = UNSET
+    tie_embedding: bool | None | UnsetType = UNSET
+    linear_conv_kernel_dim: Taps | UnsetType = UNSET
+    linear_key_head_dim: HeadWidth | UnsetType = UNSET
+    linear_value_head_dim: HeadWidth | UnsetType = UNSET
+    linear_num_key_heads: Heads | UnsetType = UNSET
+    linear_num_value_heads: Heads | UnsetType = UNSET
+    linear_value_width: Width | UnsetType = UNSET
+    full_attention_interval: Layers | None | UnsetType = UNSET
+    num_dense_layers: WindowLayers | UnsetType = UNSET
+    use_expert_bias: bool | None | UnsetType = UNSET
+    routed_scaling_factor: Positive | UnsetType = UNSET
+    attn_output_gate: bool | None | UnsetType = UNSET
     layer_norm_eps: Share | UnsetType = UNSET
     max_window_layers: WindowLayers | UnsetType = UNSET
     embedding_multiplier: Positive | UnsetType = UNSET

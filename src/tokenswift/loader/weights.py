@@ -7,17 +7,19 @@ anything is read (`tensors.check_tensors`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from tokenswift.kernels.formats import FORMATS, MXFP4, Stored
-from tokenswift.loader.experts import is_router, parameter_parts, split_entries
+from tokenswift.loader.experts import CHOICE_BIAS_NAME, is_router, parameter_parts, split_entries
 from tokenswift.loader.fused import split_fused, split_tensors
 from tokenswift.loader.layout import EMBEDDING, HEAD, Layout
 from tokenswift.loader.multimodal import text_name
+from tokenswift.loader.recurrent import our_name, renamed
 from tokenswift.loader.safetensors_file import SafetensorsFile, weight_files
 from tokenswift.loader.tensors import FLOATS, Entry, check_tensors, dense
 from tokenswift.types import InputError
@@ -34,6 +36,7 @@ class Weights:
         dtype: the type that those are given in which are not stored in a quantized format.
         entries: tensors of the files by their names in transformers.
         kind: what matrices are stored as in memory, one of `config.loading.Weights`.
+        drafting: tensors of a layer that drafts (`drafting`), by checkpoints' names.
 
     Attributes:
         copies: whether what is packed stands beside the weights themselves.
@@ -42,12 +45,18 @@ class Weights:
     copies = False
 
     def __init__(
-        self, layout: Layout, dtype: torch.dtype, entries: Mapping[str, Entry], kind: str = "stored"
+        self,
+        layout: Layout,
+        dtype: torch.dtype,
+        entries: Mapping[str, Entry],
+        kind: str = "stored",
+        drafting: Mapping[str, Entry] | None = None,
     ) -> None:
         self.layout = layout
         self.dtype = dtype
         self.entries = entries
         self.kind = kind
+        self.drafting = drafting or {}
 
     def raw(self, name: str) -> Tensor | Stored | None:
         """A tensor, or a weight in a quantized format, as the files have it; None: there is
@@ -112,7 +121,8 @@ class ModuleWeights:
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         self.layout = layout
-        named = model.named_parameters(remove_duplicate=False)
+        tensors = chain(model.named_parameters(remove_duplicate=False), _biases(model))
+        named = renamed(tensors, layout.family)
         self._parameters: dict[str, Tensor] = {}
         for name, parameter in split_tensors(named, layout) if layout.family.fused else named:
             values = parameter.detach()
@@ -128,6 +138,13 @@ class ModuleWeights:
     def raw(self, name: str) -> Tensor | None:
         """The same."""
         return self.get(name)
+
+
+def _biases(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Biases of the choice of experts, which are no parameters."""
+    for name, tensor in model.named_buffers():
+        if name.endswith(CHOICE_BIAS_NAME):
+            yield name, tensor
 
 
 def unstored(weight: Tensor | Stored, dtype: torch.dtype) -> Tensor:
@@ -156,18 +173,20 @@ def weights_in(folder: Path, layout: Layout, dtype: torch.dtype, kind: str) -> W
         for name, entry in SafetensorsFile(path).entries.items():
             ours = text_name(name)
             if ours is not None and not name.endswith(FREQUENCIES):
-                entries[ours] = entry
+                entries[our_name(ours, layout.family)] = entry
     if layout.family.fused:
         entries = split_fused(entries, layout, f"model folder {folder}")
     if layout.tied and _head_is_embedding(entries):
         del entries[HEAD]
     if layout.mixture is not None:
         entries = split_entries(entries, layout, f"model folder {folder}")
+    drafting = {name: entry for name, entry in entries.items() if name.startswith("mtp.")}
+    entries = {name: entry for name, entry in entries.items() if name not in drafting}
     shapes = layout.shapes()
     if entries.keys() != shapes.keys():
         return None
     check_tensors(entries, shapes, (*FLOATS, MXFP4.name.upper()), f"model folder {folder}")
-    return Weights(layout, dtype, entries, kind)
+    return Weights(layout, dtype, entries, kind, drafting)
 
 
 def _head_is_embedding(entries: Mapping[str, Entry]) -> bool:

@@ -18,6 +18,7 @@ from tokenswift.kernels.packed import Packed
 from tokenswift.kv.cache import FullCache, KVCache, Tail, tail_room
 from tokenswift.kv.passes import FeatureStore, Pass, Segment
 from tokenswift.kv.sparse import OBSERVED
+from tokenswift.kv.states import Recurrence, States
 from tokenswift.loader.layout import Layout, head_width
 from tokenswift.loader.rotary import Rotary
 from tokenswift.sampling.sampler import Sampler
@@ -59,10 +60,12 @@ class BaseTarget(ABC):
 
     Attributes:
         kv_dtype: type of keys and values.
-        wide_keys: of each layer, whether its keys in int8 are in fact of 16 bits.
+        wide_keys: of each layer that attends, whether its keys in int8 are in fact of 16 bits.
         layout: the model's architecture for the native decoder; None: transformers' own forward
             runs.
-        windows: sliding window of each layer in tokens; None: the layer sees everything.
+        windows: sliding window of each layer that attends, in tokens; None: it sees everything.
+        recurrence: sizes of layers that are recurrent, and keep a state rather than entries; None:
+            there are none.
         feature_layers: layers whose input states a pass returns as features, for an EAGLE drafter
             (the number of layers stands for the last one's output).
         weight_bytes: bytes of weights that a pass over one row reads.
@@ -72,6 +75,7 @@ class BaseTarget(ABC):
         kv_bytes: bytes of keys and values per cached token, without layers in a tail.
         tail_bytes: bytes per token of layers in a tail (`Tail`), which holds `tail_room`
             tokens.
+        state_bytes: bytes of the states of recurrent layers, whatever the text's length.
         padding: rows of the LM head without a token, (m,), which are never chosen; None: none.
         int8: whether activations are quantized to int8 for products.
     """
@@ -81,6 +85,8 @@ class BaseTarget(ABC):
     layout: Layout | None = None
     feature_layers: tuple[int, ...] = ()
     padding: Tensor | None = None
+    recurrence: Recurrence | None = None
+    state_bytes = 0
 
     def __init__(self, config: Any, head: Tensor, rotary: Rotary, backend: Backend) -> None:
         self.config = config
@@ -173,6 +179,7 @@ class BaseTarget(ABC):
             if on_hidden is not None:
                 on_hidden(cache.length, result.hidden)
             cache.commit(tuple(range(len(rows))))
+            cache.mark()
             report("prompt", end, length)
         return result
 
@@ -241,11 +248,14 @@ class BaseTarget(ABC):
         """
         cache = self._cache_with_tail(capacity, keep_all)
         cache.is_long = is_long
+        if self.recurrence is not None:
+            layers = self.layers - len(self.windows)
+            cache.states = self.backend.new_states(self.recurrence, layers)
         return cache
 
     def _cache_with_tail(self, capacity: int, keep_all: bool) -> FullCache:
         keeps = keep_all or self.layout is None or not self.backend.on_host
-        windowed = 0 if keeps else self.layers - self.windows.count(None)  # layers in the tail
+        windowed = 0 if keeps else len(self.windows) - self.windows.count(None)  # in the tail
         if not windowed:
             return self._new_cache(capacity, self.wide_keys)
         layers = list(zip(self.wide_keys, self.windows, strict=True))
@@ -267,14 +277,17 @@ class BaseTarget(ABC):
         )
 
     def cache_bytes(self, tokens: int) -> int:
-        """Bytes of the keys and values of so many tokens."""
-        return tokens * self.kv_bytes + tail_room(self.windows, tokens) * self.tail_bytes
+        """Bytes of the keys and values of so many tokens, and of states."""
+        tail_bytes = tail_room(self.windows, tokens) * self.tail_bytes
+        return tokens * self.kv_bytes + tail_bytes + self.state_bytes
 
     def _count_entries(self) -> None:
         page = 16
-        cache = self.new_cache(page)
+        cache = self._cache_with_tail(page, keep_all=False)
         self.kv_bytes = cache.data.nbytes // page
         self.tail_bytes = cache.nbytes // page - self.kv_bytes
+        if self.recurrence is not None:
+            self.state_bytes = States.most_bytes(self.recurrence, self.layers - len(self.windows))
 
     def check_room(self, tokens: int) -> None:
         """Check that the model has positions for so many tokens.

@@ -87,7 +87,10 @@ class NativeTarget(BaseTarget):
             weights.append(packing.layer(number))
             if on_progress is not None:
                 on_progress("pack", len(weights), layout.num_hidden_layers)
-        self.windows = [layer.window or None for layer in weights]
+        attending = [layer for layer in weights if layer.recurrent is None]
+        self.windows = [layer.window or None for layer in attending]
+        self.wide_keys = (False,) * len(attending)
+        self.recurrence = layout.recurrence
         self._count_entries()
         self.copied_bytes = packing.copied_bytes
         del packing, read
@@ -218,6 +221,7 @@ class NativeTarget(BaseTarget):
             norm_all_heads=layout.family.head_norms == "projection",
             parallel=layout.family.parallel,
             mixture=layout.mixture,
+            recurrence=layout.recurrence,
         )
 
     def compute_as(self, how: LoadConfig, name: str) -> None:
@@ -252,7 +256,7 @@ class NativeTarget(BaseTarget):
         """
         width = self.head_dim
         option_value = how.kv_cache_dtype
-        self._set_wide_keys((False,) * self.layers)
+        self._set_wide_keys((False,) * len(self.windows))
         if option_value not in ("int8", "int16") and not (option_value == "auto" and self.int8):
             self.kv_dtype = how.keys or self.dtype
             return
@@ -273,7 +277,7 @@ class NativeTarget(BaseTarget):
                 self.kv_dtype = torch.float32
                 return
         else:
-            wide = [option_value == "int16"] * self.layers
+            wide = [option_value == "int16"] * len(self.windows)
         self.kv_dtype = torch.int8
         self._set_wide_keys(tuple(wide))
 
@@ -297,7 +301,8 @@ class NativeTarget(BaseTarget):
 
     def _set_wide_keys(self, wide_keys: tuple[bool, ...]) -> None:
         self.wide_keys = wide_keys
-        for layer, wide in zip(self.body.weights, wide_keys, strict=True):
+        attending = [layer for layer in self.body.weights if layer.recurrent is None]
+        for layer, wide in zip(attending, wide_keys, strict=True):
             layer.wide_keys = wide
 
     def _score_errors(self) -> list[float]:
@@ -306,12 +311,15 @@ class NativeTarget(BaseTarget):
         shape = replace(body.shape, keys=torch.float32)
         self.body = self.backend.body(shape, body.weights)
         cache = self.backend.new_cache(
-            layers=self.layers,
+            layers=len(self.windows),
             kv_heads=self.kv_heads,
             width=self.head_dim,
             capacity=KEY_TOKENS,
             dtype=torch.float32,
         )
+        if self.recurrence is not None:
+            layers = self.layers - len(self.windows)
+            cache.states = self.backend.new_states(self.recurrence, layers)
         try:
             return score_errors(self, cache, shape.scale)
         finally:

@@ -12,6 +12,8 @@ from tokenswift.loader.config import activation_of
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.fused import FUSED, UNFUSED
 from tokenswift.loader.layout import EMBEDDING, HEAD, Layout, layout_of, rotated_width
+from tokenswift.loader.recurrent import their_name
+from tokenswift.loader.rope import positions_name
 from tokenswift.loader.weights import ModuleWeights
 from tokenswift.models.packing import linears_of
 
@@ -30,17 +32,21 @@ def fits(model: Any) -> bool:
     layers = model.model.layers
     linears = [head]
     for number, layer in enumerate(layers):
-        parts = linears_of(layout.experts_of(number)).values()
-        names = [f"{name}_proj" for part in parts for name in part]
+        recurrence = layout.recurrence if number in layout.recurrent else None
+        parts = linears_of(layout.experts_of(number), recurrence).values()
+        names = [their_name(name, layout.family) for part in parts for name in part]
         if layout.family.fused:
             names = [*FUSED, *UNFUSED]
         linears += [attrgetter(name)(layer) for name in names]
     norms = [
-        getattr(layer, name) for layer in layers for name in layout.family.norms if name is not None
+        getattr(layer, their_name(name, layout.family))
+        for layer in layers
+        for name in layout.family.norms
+        if name is not None
     ]
     turns = [
         tensor
-        for name, tensor in model.model.rotary_emb.named_buffers()
+        for name, tensor in getattr(model.model, positions_name(model.model) or "").named_buffers()
         if name.endswith("inv_freq")
     ]
     return (
@@ -54,7 +60,12 @@ def fits(model: Any) -> bool:
             getattr(norm, "variance_epsilon", getattr(norm, "eps", 0)) == layout.eps
             for norm in norms
         )
-        and all(layer.self_attn.scaling == layout.scale for layer in layers)
+        and all(
+            layer.self_attn.scaling == layout.scale
+            for number, layer in enumerate(layers)
+            if number not in layout.recurrent
+        )
+        and (layout.recurrence is None or not any(size % 2 for size in layout.product_sizes()))
         and {2 * len(frequencies) for frequencies in turns} == {rotated_width(config)}
     )
 

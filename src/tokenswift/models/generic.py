@@ -24,6 +24,7 @@ from tokenswift.kernels.batch import check_ids
 from tokenswift.kernels.packed import Packed
 from tokenswift.kv.passes import Pass, Segment
 from tokenswift.loader.errors import refused_as
+from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.identity import load_parameter
 from tokenswift.loader.rotary import Rotary
 from tokenswift.models.base import BaseTarget, HeadRows
@@ -178,9 +179,14 @@ class GenericTarget(BaseTarget):
     prefill_chunk = 256
 
     def __init__(self, model: Any, backend: Backend, rotary: Rotary) -> None:
+        kind = model.config.model_type
+        if kind in FAMILIES and FAMILIES[kind].recurrent:
+            raise InputError(
+                f"model type is {kind!r}, whose recurrent layers run in the native decoder alone; "
+                "valid: on a CPU, a model that stands on it whole, with plain modules of one type"
+            )
         norm = next((name for name in NORMS if hasattr(model.model, name)), None)
         if norm is None:
-            kind = model.config.model_type
             raise InputError(f"model type is {kind!r}; valid: with a final norm in its body")
         copied = shared_copy(model, rotary)
         super().__init__(copied.config, copied.lm_head.weight, rotary, backend)

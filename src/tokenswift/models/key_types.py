@@ -32,7 +32,6 @@ class FloatPasses(Protocol):
     """A model whose passes keep keys in float32."""
 
     vocab_size: int
-    layers: int
 
     def forward(self, tokens: Tensor, positions: Tensor, cache: FullCache) -> Pass:
         """Run tokens of a chain; queries of all layers are kept."""
@@ -66,7 +65,8 @@ def score_errors(model: FloatPasses, cache: FullCache, scale: float) -> list[flo
     tokens = torch.arange(TOKENS) * model.vocab_size // TOKENS
     queries = model.forward(tokens, torch.arange(TOKENS), cache).queries
     cache.commit(tuple(range(TOKENS)))
-    return [score_error(cache.keys(layer), queries[layer], scale) for layer in range(model.layers)]
+    layers = range(cache.layers)
+    return [score_error(cache.keys(layer), queries[layer], scale) for layer in layers]
 
 
 def needs_wide_keys(error: float) -> bool:

@@ -12,9 +12,11 @@ from torch import Tensor
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats import Stored
 from tokenswift.kernels.packed import Packed
-from tokenswift.kernels.weights import ExpertWeights, LayerWeights, Mixture
+from tokenswift.kernels.weights import ExpertWeights, LayerWeights, Mixture, RecurrentWeights
 from tokenswift.kv.memory import Arena
+from tokenswift.kv.states import Recurrence
 from tokenswift.loader.experts import (
+    CHOICE_BIAS,
     DOWN,
     GATE,
     ROUTER,
@@ -25,22 +27,37 @@ from tokenswift.loader.experts import (
     expert_name,
 )
 from tokenswift.loader.gguf import unpermuted
-from tokenswift.loader.heads_order import in_halves
+from tokenswift.loader.heads_order import halved, in_halves
 from tokenswift.loader.layout import EMBEDDING, SINKS, Layout
+from tokenswift.loader.recurrent import (
+    DELTA_DECAY,
+    DELTA_NORM,
+    DELTA_RATE,
+    DELTA_SHIFT,
+    DELTA_STRENGTH,
+    DELTA_TAPS,
+    SHORT_TAPS,
+)
 from tokenswift.loader.weights import ModuleWeights, unstored
 from tokenswift.types import InputError
 
 #: fused projections: those of the same input are one product
 LINEARS = {
-    "qkv": ("self_attn.q", "self_attn.k", "self_attn.v"),
-    "out": ("self_attn.o",),
-    "gate_up": ("mlp.gate", "mlp.up"),
-    "down": ("mlp.down",),
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+#: those of recurrent layers in the place of attention's
+SHORT_LINEARS = {"qkv": ("conv.in_proj",), "out": ("conv.out_proj",)}
+DELTA_LINEARS = {
+    "qkv": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+    "out": ("linear_attn.out_proj",),
 }
 #: those of the expert that all rows go through, beside experts
 SHARED_LINEARS = {
-    "gate_up": ("mlp.shared_expert.gate", "mlp.shared_expert.up"),
-    "down": ("mlp.shared_expert.down",),
+    "gate_up": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    "down": ("mlp.shared_expert.down_proj",),
 }
 QUERY_NORM = "self_attn.q_norm"
 KEY_NORM = "self_attn.k_norm"
@@ -117,6 +134,8 @@ class Packing:
         }
         if weight is None or part not in heads:
             return weight
+        if part == "q_proj" and self._layout.family.output_gate:
+            weight = self._half_of_heads(weight, gates=False)
         if self._layout.rotated:
             return in_halves(weight, heads[part], self._layout.rotated)
         return unpermuted(weight, heads[part]) if self._layout.family.interleaved_rope else weight
@@ -127,6 +146,26 @@ class Packing:
         if weight is None:
             raise InputError(f"the model has no weight {name}")
         return weight
+
+    def _half_of_heads(self, weight: Tensor | Stored, gates: bool) -> Tensor | Stored:
+        """The queries or the gates of a projection that has both, head by head."""
+        width = self._layout.head_dim
+        rows = torch.arange(len(weight)).view(-1, 2, width)[:, int(gates)].flatten()
+        return weight.take(rows) if isinstance(weight, Stored) else weight[rows]
+
+    def _output_gate(self, layer: str) -> Packed:
+        """The projection of the gates of what a layer's attention gives."""
+        weight = self._weights.get(f"{layer}self_attn.q_proj.weight")
+        if weight is None:
+            raise InputError(f"the model has no weight {layer}self_attn.q_proj.weight")
+        gates = self._half_of_heads(weight, gates=True)
+        return self._backend.pack(gates, self._dtype, self._arena)
+
+    def _head_norm(self, layer: str, name: str) -> Tensor:
+        """The weight of a norm of queries or keys, in the order of the heads' numbers."""
+        weight = self.norm_weight(f"{layer}{name}.weight")
+        rotated = self._layout.rotated
+        return weight[halved(len(weight), 1, rotated)] if rotated else weight
 
     def norm_weight(self, name: str) -> Tensor:
         """A norm's weight for the kernels, float32."""
@@ -160,9 +199,12 @@ class Packing:
         layer = f"model.layers.{number}."
         products: dict[str, Any] = dict.fromkeys(("gate_up", "down"))
         mixture = self._layout.experts_of(number)
-        for name, linears in linears_of(mixture).items():
-            weight, bias = self._fused([f"{layer}{linear}_proj" for linear in linears])
+        recurrence = self._layout.recurrence if number in self._layout.recurrent else None
+        for name, linears in linears_of(mixture, recurrence).items():
+            weight, bias = self._fused([layer + linear for linear in linears])
             products |= {name: weight, f"{name}_bias": bias}
+        recurrent = None if recurrence is None else self._recurrent(layer, recurrence)
+        head_norms = self._layout.family.head_norms if recurrence is None else ""
         if mixture is not None:
             products["experts"] = self._experts(layer, mixture)
         family = self._layout.family
@@ -174,17 +216,47 @@ class Packing:
             out_norm=self._layer_norm(layer, norms.behind_attention),
             mlp_norm=self._layer_norm(layer, norms.before_mlp),
             down_norm=self._layer_norm(layer, norms.behind_mlp),
-            query_norm=self._layer_norm(layer, QUERY_NORM if family.head_norms else None),
-            key_norm=self._layer_norm(layer, KEY_NORM if family.head_norms else None),
+            query_norm=self._head_norm(layer, QUERY_NORM) if head_norms else None,
+            key_norm=self._head_norm(layer, KEY_NORM) if head_norms else None,
             rope=ropes[number] if ropes else 0,
             window=self._layout.windows[number],
             sinks=self.optional_vector(layer + SINKS) if family.sinks else None,
+            recurrent=recurrent,
+            gate=self._output_gate(layer) if family.output_gate and recurrence is None else None,
         )
         self._to_release += sum(weight.nbytes for weight in weights.packed())
         if not self._weights.copies and self._to_release >= RELEASE_EVERY:
             release_free_memory()
             self._to_release = 0
         return weights
+
+    def _recurrent(self, layer: str, recurrence: Recurrence) -> RecurrentWeights:
+        """What a recurrent layer has in the place of attention, besides its two projections.
+
+        Args:
+            layer: what names of its weights begin with.
+        """
+
+        def vector(name: str) -> Tensor:
+            weight = self._weights.raw(layer + name)
+            if weight is None:
+                raise InputError(f"the model has no weight {layer + name}")
+            return self._vector(weight)
+
+        if not recurrence.value_heads:
+            taps = vector(f"{SHORT_TAPS}.weight").view(recurrence.channels, recurrence.taps)
+            return RecurrentWeights(taps=taps.T.contiguous())
+        taps = vector(f"{DELTA_TAPS}.weight").view(recurrence.channels, recurrence.taps)
+        names = (DELTA_STRENGTH, DELTA_DECAY)
+        gates = torch.cat([vector(f"{name}.weight") for name in names])
+        return RecurrentWeights(
+            taps=taps.T.contiguous(),
+            gates=self._backend.pack(gates, torch.float32),
+            # in double: the exponential of float32 is another one on other processors
+            rate=-vector(DELTA_RATE).double().exp().float(),
+            shift=vector(DELTA_SHIFT),
+            norm=vector(f"{DELTA_NORM}.weight"),
+        )
 
     def _experts(self, layer: str, mixture: Mixture) -> ExpertWeights:
         """A layer's experts and their router.
@@ -203,6 +275,8 @@ class Packing:
             gate_up.append(self.packed([expert_name(layer, expert, part) for part in (GATE, UP)]))
             down.append(self.packed([expert_name(layer, expert, DOWN)]))
         experts = ExpertWeights(router=router, gate_up=gate_up, down=down)
+        if mixture.choice_bias:
+            experts.bias = self._vector(self._raw(layer + CHOICE_BIAS))
         if mixture.biased:
             experts.router_bias = self._vector(self._raw(layer + ROUTER_BIAS))
             experts.gate_up_bias = self._expert_biases(layer, mixture.experts, (GATE, UP))
@@ -230,8 +304,17 @@ class Packing:
         return self.packed(weights), torch.cat(present)
 
 
-def linears_of(mixture: Mixture | None) -> dict[str, tuple[str, ...]]:
-    """The fused projections of a layer, those of single experts aside."""
+def linears_of(
+    mixture: Mixture | None, recurrence: Recurrence | None = None
+) -> dict[str, tuple[str, ...]]:
+    """The fused projections of a layer, those of single experts aside.
+
+    Args:
+        recurrence: of a recurrent layer; None: it attends.
+    """
+    if recurrence is not None:
+        mixer = DELTA_LINEARS if recurrence.value_heads else SHORT_LINEARS
+        return linears_of(mixture) | mixer
     if mixture is None:
         return LINEARS
     attention = {name: LINEARS[name] for name in ("qkv", "out")}

@@ -24,6 +24,7 @@ from tokenswift.config.sampling import ANSWERS, SamplingParams
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.loader.chat_template import prepare
+from tokenswift.loader.drafting import drafting_weights
 from tokenswift.loader.ends import (
     end_ids,
     end_tokens,
@@ -50,6 +51,7 @@ from tokenswift.loader.load import (
 )
 from tokenswift.loader.named_sampling import named_sampling, usable_sampling
 from tokenswift.loader.opened import Opened, open_files
+from tokenswift.loader.weights import Weights
 from tokenswift.models.base import ComputeIdentity
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import Target, backend_for, check_model, make_target
@@ -126,6 +128,12 @@ class Source(ABC):
     @abstractmethod
     def _identity(self) -> dict[str, str]:
         """The type and the digests of config and weights."""
+
+    @property
+    def drafting(self) -> Weights | None:
+        """The weights of a layer that drafts, which the model's own files bring; None: they bring
+        none."""
+        return None
 
     def end_tokens(self) -> set[int]:
         """End-of-text ids within the model's vocabulary."""
@@ -291,6 +299,12 @@ class FromFiles(Source):
             return load_located(files.name, files.folder, self._how, device).model
         return model_of(files).to(device)
 
+    @property
+    def drafting(self) -> Weights | None:
+        """See :class:`Source`."""
+        weights = self._files.weights
+        return drafting_weights(weights, weights.drafting)
+
     def weight(self, name: str) -> Tensor | Stored:
         """See :class:`Source`."""
         weight = self._files.weights.get(name)
@@ -346,13 +360,20 @@ def open_model(
     backend = backend_for(device, how.backend)
     if backend.decodes and not (folder.is_dir() and holds_heads(folder)):
         files = open_files(name, folder, how, device)
-        if files is not None and (backend.mixtures or files.weights.layout.mixture is None):
+        if files is not None and _runs(files, backend):
             return FromFiles(files, how, backend)
     if how.weights != "stored":
         line = f"weights is {how.weights!r}, but model {name} runs through transformers' own model"
         raise InputError(f"{line} here; valid: stored", "weights")
     loaded = load_located(name, folder, how, device)
     return FromModel(loaded.model, loaded.tokenizer, how.scaling, backend)
+
+
+def _runs(files: Opened, backend: Backend) -> bool:
+    """Whether a backend has the kinds of layers that a model has."""
+    layout = files.weights.layout
+    has_experts = backend.mixtures or layout.mixture is None
+    return has_experts and (backend.recurrences or layout.recurrence is None)
 
 
 def wrap_model(model: Any, tokenizer: Tokenizer | None, how: LoadConfig) -> Source:

@@ -26,7 +26,7 @@ from tokenswift.loader.default_model import DRAFT, cache_dir
 from tokenswift.loader.errors import refused_as
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.load import load
-from tokenswift.loader.rope import by_length, rotary_of
+from tokenswift.loader.rope import by_length, positions_name, rotary_of
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.fits import fits
 from tokenswift.tokenizer import Tokenizer
@@ -102,7 +102,7 @@ def check_model(model: Any) -> None:
     """Raise :class:`InputError` unless a model has the parts that every target needs."""
     body = getattr(model, "model", None)
     if getattr(model, "lm_head", None) is None or not (
-        hasattr(body, "rotary_emb") and hasattr(body, "layers")
+        positions_name(body) is not None and hasattr(body, "layers")
     ):
         kind = getattr(getattr(model, "config", None), "model_type", "?")
         raise InputError(
@@ -182,8 +182,10 @@ def _tolerance(dtype: torch.dtype, config: object) -> float:
 
 
 def _runs(family: str, backend: Backend) -> bool:
-    """Whether a backend has experts for a native family, if that has any."""
-    return backend.mixtures or FAMILIES[family].experts is None
+    """Whether a backend has experts and recurrent layers for a native family, if that has any."""
+    switches = FAMILIES[family]
+    has_experts = backend.mixtures or switches.experts is None
+    return has_experts and (backend.recurrences or not switches.recurrent)
 
 
 def _cases(vocabulary_size: int) -> list[list[int]]:
@@ -286,6 +288,11 @@ class DraftModels:
         except InputError as error:
             value = name if _is_named(draft_model) else shown(draft_model)
             raise InputError(f"draft_model {value} cannot be used: {error}") from error
+        if draft.recurrence is not None:
+            raise InputError(
+                f"draft_model {name} has recurrent layers, whose states follow the text whole; "
+                "valid: a model whose layers all attend"
+            )
         if (draft.device, draft.dtype) != (target.device, target.dtype):
             valid = f"as the target, {target.dtype} on {target.device}"
             raise InputError(f"draft_model is {draft.dtype} on {draft.device}; valid: {valid}")

@@ -23,6 +23,7 @@ from tokenswift.speculation.drafters.heads import DEPTH, HeadDrafter
 from tokenswift.speculation.drafters.lookup import LENGTH, GrammarDrafter, Ngrams, PromptLookup
 from tokenswift.speculation.drafters.partial import PartialDrafter, SparseContext
 from tokenswift.speculation.drafters.recycle import Recycle
+from tokenswift.speculation.eagle.mtp import MtpModel
 from tokenswift.speculation.fixed_tree import FixedTreeStrategy
 from tokenswift.speculation.heads.modules import Heads
 from tokenswift.speculation.resources import Resources
@@ -124,7 +125,7 @@ def auto(resources: Resources, options: AutoOptions, sampler: Sampler) -> Adapti
         levels = HeadDrafter(target, resources.packed(heads), frequent, depth)
         if options.draft != "partial":
             drafters.append(levels)
-    if options.draft != "hidden" and options.cache != "full":
+    if _uses_passes(resources, options):
         context = SparseContext(
             target,
             "important",
@@ -148,9 +149,19 @@ def auto(resources: Resources, options: AutoOptions, sampler: Sampler) -> Adapti
     return AdaptiveStrategy(drafters, sampler, coupled, learnt)
 
 
+def _uses_passes(resources: Resources, options: AutoOptions) -> bool:
+    """Whether passes over a partial cache draft; with layers that keep a state only if that is
+    asked for: few of their layers have entries that a partial cache could leave out."""
+    if options.draft == "hidden" or options.cache == "full":
+        return False
+    return options.draft == "partial" or resources.target.recurrence is None
+
+
 def _sources(resources: Resources, options: AutoOptions | TokenSwiftOptions) -> list[str]:
     """What ``auto`` and ``tokenswift`` both draft with."""
     passes = options.draft == "partial" or (options.draft == "auto" and options.cache != "full")
+    if isinstance(options, AutoOptions):
+        passes = _uses_passes(resources, options)
     parts = {
         "heads": resources.heads is not None,
         "partial passes": passes,
@@ -165,7 +176,8 @@ def auto_source(resources: Resources, options: AutoOptions) -> DraftSource:
     if options.draft_model is not None:
         sources.append(f"draft model {resources.draft_models.name(options.draft_model)}")
     if resources.eagle is not None:
-        sources.append(f"EAGLE-3 drafter {resources.eagle.name}")
+        is_own = isinstance(resources.eagle, MtpModel)
+        sources.append("MTP" if is_own else f"EAGLE-3 drafter {resources.eagle.name}")
     return resources.heads, ", ".join(sources) or "none"
 
 

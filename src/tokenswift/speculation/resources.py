@@ -18,7 +18,8 @@ from tokenswift.speculation.costs import first_costs
 from tokenswift.speculation.drafters.draft_model import ModelContext, ModelDrafter
 from tokenswift.speculation.eagle.config import EagleWeights
 from tokenswift.speculation.eagle.features import Features
-from tokenswift.speculation.eagle.find import eagle_of, eagle_trained
+from tokenswift.speculation.eagle.find import eagle_of, eagle_trained, own_drafter
+from tokenswift.speculation.eagle.mtp import FeatureModel
 from tokenswift.speculation.heads.find import is_default, resolve_heads, shipped_heads
 from tokenswift.speculation.heads.modules import Heads
 from tokenswift.types import InputError, OnProgress
@@ -38,7 +39,7 @@ class Resources:
     Attributes:
         target: the target model.
         heads: its draft heads, or None.
-        eagle: its EAGLE-3 drafter, or None.
+        eagle: its EAGLE-3 drafter, or the one that its own files bring; None: neither.
         draft_models: draft models by name, see `models.target`.
         grammars: compiled grammars.
         lock: guards what is made at first use.
@@ -75,7 +76,9 @@ class Resources:
         if rows := unnamed.result():
             self.target.padding = torch.tensor(rows, device=self.target.device)
         if isinstance(eagle, str) and eagle == "auto":
-            self.eagle = eagle_trained(source.host.base, self.target)
+            self.eagle: FeatureModel | None = eagle_trained(source.host.base, self.target)
+            if self.eagle is None:
+                self.eagle = own_drafter(source.drafting, self.target)
         else:
             self.eagle = None if eagle is None or eagle == "none" else eagle_of(eagle, self.target)
         default = is_default(source.host)

@@ -15,7 +15,7 @@ from tests.families import rare
 from tests.kernels.cuda.cases import backend_on_cpu, product
 from tests.lossless.test_strategies import PROMPT, draft_for, runs
 from tests.lossless.test_tokens import PAPER, random_heads
-from tests.tiny import FAMILIES, MIXTURES, SWITCHED, VOCAB, tiny_model
+from tests.tiny import FAMILIES, MIXTURES, RECURRENT, SWITCHED, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams, resume
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
@@ -32,7 +32,7 @@ from tokenswift.types import InputError, Step
 
 LONG = torch.randint(2, VOCAB, (300,), generator=torch.Generator().manual_seed(6)).tolist()
 #: families that the kernels run: those without experts
-RUN = [name for name in FAMILIES if name not in MIXTURES]
+RUN = [name for name in FAMILIES if name not in MIXTURES | RECURRENT]
 
 
 @pytest.mark.parametrize("family", RUN)

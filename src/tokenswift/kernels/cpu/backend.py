@@ -21,12 +21,14 @@ from tokenswift.kernels.cpu import structs
 from tokenswift.kernels.cpu.int8_cache import Pages
 from tokenswift.kernels.cpu.layer_structs import layers_of, shape_of, weight_of
 from tokenswift.kernels.cpu.ranker import NativeRanker
+from tokenswift.kernels.cpu.recurrent import CReplay
 from tokenswift.kernels.cpu.structs import address, vector_address
 from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.kernels.packed import Packed, WritePanels, panel_count
 from tokenswift.kernels.weights import LayerWeights, Shape, active_type
 from tokenswift.kv.cache import Entries, FullCache
 from tokenswift.kv.passes import Segment
+from tokenswift.kv.states import Recurrence, States
 
 
 class CpuBackend(Backend):
@@ -89,6 +91,10 @@ class CpuBackend(Backend):
         wide = wide_keys or [False] * layers
         return FullCache(Pages(kv_heads, width, capacity, wide, self._lib.ts_copy))
 
+    def new_states(self, recurrence: Recurrence, layers: int) -> States:
+        """See :meth:`Backend.new_states`."""
+        return States(recurrence, layers, CReplay(self._lib, self._threads))
+
     def has_int8_keys(self, width: int) -> bool:
         """See :meth:`Backend.has_int8_keys`."""
         return width % 4 == 0
@@ -135,7 +141,8 @@ class CpuBackend(Backend):
         segments = layer_pass.batch.segments
         rows = (structs.CRows * len(segments))()
         queries: list[Tensor] = []
-        layers = body.shape.layers if layer_pass.keep_queries else 1
+        attending = sum(layer.recurrent is None for layer in body.weights)
+        layers = attending if layer_pass.keep_queries else 1
         for entry, segment in zip(rows, segments, strict=True):
             queries.append(_describe_segment(entry, segment, body, layers))
         c_pass = self._c_pass(body, layer_pass, rows)
@@ -321,16 +328,23 @@ def _describe_segment(
     structs.describe_rows(entry, cache, count, segment.parents)
     heads = shape.heads
     width = shape.width
+    recurrent = sum(layer.recurrent is not None for layer in body.weights)
+    held = 0 if cache.states is None else cache.states.layers
+    if recurrent != held or (
+        cache.states is not None and cache.states.recurrence != shape.recurrence
+    ):
+        raise ValueError(f"a cache has states of {held} layers; valid for this model: {recurrent}")
     queries = torch.empty(layers, heads, count, width, dtype=shape.queries, device="cpu")
     entry.queries = address("queries", queries, shape.queries, layers, heads, count, width)
     tail = cache.tail
-    in_tail = [tail is not None and layer.window > 0 for layer in body.weights]
+    attending = [layer for layer in body.weights if layer.recurrent is None]
+    in_tail = [tail is not None and layer.window > 0 for layer in attending]
     if tail is not None:
         entry.tail_before = cache.tail_length
         entry.tail_capacity = tail.entries.capacity
-        wide = [layer.wide_keys for layer in body.weights if layer.window > 0]
+        wide = [layer.wide_keys for layer in attending if layer.window > 0]
         entry.tail = _entries_address(tail.entries, shape, wide)
-    outside = zip(body.weights, in_tail, strict=True)
+    outside = zip(attending, in_tail, strict=True)
     wide = [layer.wide_keys for layer, apart in outside if not apart]
     entry.keys_values = _entries_address(cache.entries, shape, wide)
     return queries

@@ -19,7 +19,14 @@ from tokenswift.kernels.formats import FORMATS
 def fault_of(library: ctypes.CDLL) -> str | None:
     """The first kind of layers in which a library's rows have other bits than alone, or None: on
     one and two threads, in every type, and with quantized weights."""
-    from tokenswift.kernels.check import BIASED, MIXTURE, Case, keeps_bits  # needed once a machine
+    from tokenswift.kernels.check import (  # needed once a machine
+        BIASED,
+        DELTA,
+        MIXTURE,
+        SHORT,
+        Case,
+        keeps_bits,
+    )
 
     kernels = [CpuBackend(library, threads) for threads in (1, 2)]
     first = kernels[0]
@@ -32,6 +39,9 @@ def fault_of(library: ctypes.CDLL) -> str | None:
         Case(first, torch.float32, q8, torch.int8, keys=torch.int8),
         Case(first, torch.bfloat16, mixture=MIXTURE),
         Case(first, torch.float32, q8, torch.int8, keys=torch.int8, mixture=BIASED),
+        Case(first, torch.bfloat16, recurrence=SHORT),
+        Case(first, torch.bfloat16, recurrence=DELTA),
+        Case(first, torch.float32, q8, torch.int8, recurrence=DELTA),
     ]
     return next((case.name for case in cases if not keeps_bits(kernels, case)), None)
 

@@ -252,10 +252,28 @@ static void gated(char *out, int type, Activation how, const float *x, long n, l
     run(threads, n, (double)n * width * 16, some_gates, &g);
 }
 
+static void some_outputs(void *context, long from, long to, int thread) {
+    const Gate *g = context;
+    (void)thread;
+    for (long i = from; i < to; i++)
+        for (long c = 0; c < g->width; c += W) {
+            char *out = g->out + (i * g->width + c) * bytes_of(g->type);
+            const V gate = load_left(F32, (const char *)(g->x + i * g->width + c), g->width - c);
+            store_left(g->type, out, load_left(g->type, out, g->width - c) / (vexp(-gate) + 1.0f), g->width - c);
+        }
+}
+
+/* out (n, width) times sigmoid(x). */
+static void gate_outputs(char *out, int type, const float *x, long n, long width, int threads) {
+    Gate g = {out, x, n, width, type, 0};
+    run(threads, n, (double)n * width * 16, some_outputs, &g);
+}
+
 /* Bytes of rows that enter a product. */
 INLINE size_t rows_bytes(int type, long n, long width) { return type == I8 ? groups_bytes(n, width) : n * width * bytes_of(type); }
 
 #include "cpu_experts.h" /* its gates and norms are those above */
+#include "cpu_recurrent.h"
 
 /* ---- the layers of a model ---------------------------------------------------------------------------- */
 
@@ -270,6 +288,8 @@ typedef struct { /* weights of a layer; norms may be NULL */
     Weight router;
     const float *router_bias; /* of the choice of experts; may be NULL */
     const float *sinks;       /* (heads) of attention; may be NULL */
+    Recurrent recurrent;      /* with taps, in the place of attention: qkv is its first projection, out its last one */
+    Weight gate;              /* its product's sigmoid multiplies what attention gives; without parts there is none */
 } Layer;
 
 typedef struct {
@@ -278,6 +298,7 @@ typedef struct {
     float eps, scale, cap, residual, limit, slope; /* the last two: of the activation */
     int gelu, norm_all_heads, parallel;
     Mixture mixture; /* of layers with experts; 0 experts: there are none */
+    Recurrence recurrence; /* of recurrent layers; 0 taps: there are none */
 } Shape;
 
 typedef struct { /* rows of one text, over its own cache */
@@ -288,6 +309,9 @@ typedef struct { /* rows of one text, over its own cache */
     int windows;            /* whether the layers' windows hold (cache rows stand at their positions) */
     void *tail;             /* the layers with windows, if they are apart: as keys_values, from a multiple of CHUNK on */
     long tail_before, tail_capacity;
+    const float *now;       /* of recurrent layers: states of the committed rows, (layers, state_size) */
+    float *next, *log;      /* out: those behind a chain, and (layers, log_rows, log_size) */
+    long log_rows;          /* n or more, or 0: the log is not kept */
 } Rows;
 
 typedef struct {
@@ -322,11 +346,16 @@ static int unfit(const Rows *rows, long count, long n) {
     return n != 0;
 }
 
-/* A segment over its own cache; depth: room for n numbers. A tree that is a chain is taken for one: the same bits. */
-static Segment segment_of(const Shape *m, const Rows *r, long window, int32_t *depth) {
+/* Whether rows are a chain. */
+static int chained(const Rows *r) {
     long links = 0;
     while (r->parents && links < r->n && r->parents[links] == links - 1) links++;
-    const int32_t *parents = links == r->n ? NULL : r->parents;
+    return !r->parents || links == r->n;
+}
+
+/* A segment over its own cache; depth: room for n numbers. A tree that is a chain is taken for one: the same bits. */
+static Segment segment_of(const Shape *m, const Rows *r, long window, int32_t *depth) {
+    const int32_t *parents = chained(r) ? NULL : r->parents;
     const long most = r->tail && r->tail_before > r->before ? r->tail_before : r->before;
     Segment s = {{r->n, most, r->capacity, parents, depth, m->heads, m->kv_heads, m->width,
                   r->windows ? window : 0, m->keys, m->active == I8 ? F32 : m->active, m->scale, m->cap, 0, 0, 0, 0, 0}, r->n - 1, 0, 0, 0, 0, 0, 0};
@@ -349,7 +378,7 @@ INLINE int keys_of(const Shape *m, const Layer *w) { return m->keys == I8 && w->
 static size_t slots_bytes(const Shape *m, const Layer *layers, long l, int apart, int tail) {
     size_t bytes = 0;
     for (const Layer *w = layers; w < layers + l; w++)
-        if (!apart || (w->window > 0) == tail)
+        if (!w->recurrent.taps && (!apart || (w->window > 0) == tail))
             bytes += m->keys == I8 ? page_bytes(keys_of(m, w), m->width) / PAGE : 2 * m->width * bytes_of(m->keys);
     return bytes;
 }
@@ -372,28 +401,78 @@ static void experts_outputs(Routed *r, const Shape *m, const Layer *w, const flo
     run(threads, n, (double)n * m->hidden * 4, some_shared, r);
 }
 
+/* Room for recurrent layers from `at` on, or with NULL none; returns its bytes. */
+static size_t recurrent_room(Recur *r, const Shape *m, const Pass *p, char *at) {
+    const Recurrence *c = &m->recurrence;
+    if (!c->taps) return 0;
+    long logged = 0, held = 0;
+    size_t bytes = 0;
+#define ROOM(field, type, count) type *field = (type *)(at + bytes); bytes += up((count) * sizeof(type), 64)
+    ROOM(trails, Trail, p->count);
+    ROOM(slots, int32_t, p->n);
+    ROOM(normed, float, c->value_heads ? p->n * m->hidden : 0);
+    ROOM(gates, float, p->n * 2 * c->value_heads);
+    ROOM(queries, float, p->n * keys_size(c));
+    for (long i = 0, first = 0; i < p->count; first += p->rows[i++].n) {
+        const Rows *rows = p->rows + i;
+        const int32_t *parents = chained(rows) ? NULL : rows->parents;
+        const long wanted = at ? held_rows(slots + first, parents, rows->n) : parents ? rows->n : 0;
+        held = wanted > held ? wanted : held;
+        if (at) trails[i] = (Trail){rows->n, parents, NULL, NULL, NULL, slots + first, !parents};
+        if (!rows->log_rows) logged += rows->n;
+    }
+    ROOM(log, float, logged * log_size(c));
+    const long room = (1 + held) * matrix_size(c);
+    ROOM(matrices, float, p->threads * room);
+#undef ROOM
+    r->m = c, r->trails = trails, r->count = p->count, r->normed = normed, r->gates = gates, r->queries = queries;
+    r->spare = log, r->matrices = matrices, r->room = room, r->eps = m->eps;
+    return bytes;
+}
+
+/* The states of a recurrent layer, the l-th of them. */
+static void recurrent_layer(Recur *r, const Shape *m, const Pass *p, const Recurrent *w, long l) {
+    const Recurrence *c = &m->recurrence;
+    float *spare = r->spare;
+    for (long i = 0; i < p->count; i++) {
+        const Rows *rows = p->rows + i;
+        Trail *t = (Trail *)r->trails + i;
+        t->now = rows->now + l * state_size(c);
+        t->next = rows->next + l * state_size(c);
+        t->log = rows->log_rows ? rows->log + l * rows->log_rows * log_size(c) : spare;
+        if (!rows->log_rows) spare += rows->n * log_size(c);
+    }
+    r->w = w;
+}
+
 /* Runs a pass through all layers. Returns 0, the bytes of work that it needs if there are fewer, or -1 for rows
  * that cannot run. */
 long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
     if (unfit(p->rows, p->count, p->n)) return -1;
     const int type = m->active;
     const long n = p->n, all = (m->heads + 2 * m->kv_heads) * m->width, whole = m->heads * m->width;
+    const Recurrence *c = &m->recurrence;
+    const long entering = c->taps && projected_size(c) > all ? projected_size(c) : all;
+    const long leaving = c->taps && outputs_size(c) > whole ? outputs_size(c) : whole;
     const size_t item = type == I8 ? 0 : bytes_of(type); /* rows of groups have no distance of their own */
-    const size_t hidden = m->hidden * item, heads = whole * item, inner = m->inner * item;
+    const size_t hidden = m->hidden * item, inner = m->inner * item;
     const long widest = m->inner > m->mixture.shared ? m->inner : m->mixture.shared;
     const Activation how = {m->gelu, m->limit, m->slope};
+    Recur recur = {0};
     Routed r = {.m = &m->mixture, .n = n, .hidden = m->hidden, .type = type, .how = how};
     const size_t found = whole * bytes_of(type == I8 ? F32 : type), query = bytes_of(m->keys == BF16 ? BF16 : F32);
-    const size_t sizes[] = {up(p->count * sizeof(Segment), 64), up(n * 4, 64), up(rows_bytes(type, n, m->hidden), 64), up(n * all * 4, 64),
-                            up(n * found, 64), up(n * 2 * widest * 4, 64), up(rows_bytes(type, n, widest), 64),
-                            type == I8 ? up(rows_bytes(type, n, whole), 64) : 0, up(n * m->hidden * 4, 64),
-                            m->mixture.experts ? experts_room(&r, NULL) : 0};
+    const size_t sizes[] = {up(p->count * sizeof(Segment), 64), up(n * 4, 64), up(rows_bytes(type, n, m->hidden), 64), up(n * entering * 4, 64),
+                            up(leaving * n * (found / whole), 64), up(n * 2 * widest * 4, 64), up(rows_bytes(type, n, widest), 64),
+                            type == I8 ? up(rows_bytes(type, n, leaving), 64) : 0, up(n * m->hidden * 4, 64),
+                            m->mixture.experts ? experts_room(&r, NULL) : 0, recurrent_room(&recur, m, p, NULL)};
+    enum { SIZES = sizeof sizes / sizeof *sizes };
     size_t need = 64;
-    for (int i = 0; i < 10; i++) need += sizes[i];
+    for (int i = 0; i < SIZES; i++) need += sizes[i];
     if ((size_t)p->work_bytes < need) return (long)need; /* without what attention needs: it asks again */
-    char *at[11] = {aligned(p->work)};
-    for (int i = 0; i < 10; i++) at[i + 1] = at[i] + sizes[i];
+    char *at[SIZES + 1] = {aligned(p->work)};
+    for (int i = 0; i < SIZES; i++) at[i + 1] = at[i] + sizes[i];
     if (m->mixture.experts) experts_room(&r, at[9]);
+    recurrent_room(&recur, m, p, at[10]);
     r.out = (float *)at[8];
     Segment *segments = (Segment *)at[0];
     int32_t *depth = (int32_t *)at[1];
@@ -401,9 +480,11 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
     need += shared_out(segments, p->count, p->threads).bytes;
     if ((size_t)p->work_bytes < need) return (long)need;
     const int threads = take_team(p->threads);
-    for (long l = 0; l < m->layers; l++) {
+    for (long l = 0, attending = 0; l < m->layers; l++) {
         const Layer *w = layers + l;
-        for (long i = 0, first = 0; i < p->count; first += p->rows[i++].n) {
+        const int recurs = w->recurrent.taps != NULL;
+        const long mixed = recurs ? outputs_size(c) : whole;
+        for (long i = 0, first = 0; !recurs && i < p->count; first += p->rows[i++].n) {
             const Rows *r = p->rows + i;
             const int tail = r->tail && w->window;
             const long capacity = tail ? r->tail_capacity : r->capacity;
@@ -411,7 +492,7 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
             a->type = keys_of(m, w), a->sinks = w->sinks;
             a->before = tail ? r->tail_before : r->before, a->capacity = capacity;
             a->window = r->windows || tail ? w->window : 0;
-            a->q = (char *)r->queries + (p->keep ? l * r->n * whole * query : 0);
+            a->q = (char *)r->queries + (p->keep ? attending * r->n * whole * query : 0);
             a->k = (char *)(tail ? r->tail : r->keys_values) + m->kv_heads * capacity * slots_bytes(m, layers, l, r->tail != 0, tail);
             a->v = a->k + m->kv_heads * capacity * m->width * bytes_of(m->keys); /* not read of whole numbers, whose pages hold both */
             a->out = at[4] + first * found;
@@ -419,18 +500,32 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
         if (m->parallel) centre(p->states, n, m->hidden, threads);
         tap(p, l, m->hidden);
         norm(at[2], p->states, w->norm, n, m->hidden, w->norm ? m->eps : -1, type, threads);
-        linear((float *)at[3], all, at[2], hidden, &w->qkv, n, all, m->hidden, type, 0, threads);
+        const long projected = recurs ? projected_size(c) : all;
+        linear((float *)at[3], projected, at[2], hidden, &w->qkv, n, projected, m->hidden, type, 0, threads);
+        if (recurs) {
+            recurrent_layer(&recur, m, p, &w->recurrent, l - attending);
+            if (c->value_heads) {
+                norm(recur.normed, p->states, w->norm, n, m->hidden, w->norm ? m->eps : -1, F32, threads);
+                linear(recur.gates, 2 * c->value_heads, recur.normed, m->hidden * 4, &w->recurrent.gates, n, 2 * c->value_heads, m->hidden, F32, 0, threads);
+            }
+            recur.projected = (float *)at[3], recur.out = at[4], recur.type = type == I8 ? F32 : type;
+            recurrent_rows(&recur, n, threads);
+        } else attending++;
         if (w->second_qkv.parts) {
             norm(at[2], p->second_input, w->second_norm, n, m->hidden, m->eps, type, threads);
             linear((float *)at[3], all, at[2], hidden, &w->second_qkv, n, all, m->hidden, type, 1, threads);
         }
         const long turn = w->rope > 0 ? w->rope * n * (m->width / 2) : 0; /* where the layer's angles begin */
-        append(segments, n, (float *)at[3], w->rope < 0 ? NULL : p->cos + turn, p->sin + turn, w->query_norm, w->key_norm, p->query_scale, m->eps, m->norm_all_heads, threads);
-        attention(segments, p->count, at[10], threads);
-        if (type == I8) norm(at[7], (float *)at[4], NULL, n, whole, -1, I8, threads);
+        if (!recurs) append(segments, n, (float *)at[3], w->rope < 0 ? NULL : p->cos + turn, p->sin + turn, w->query_norm, w->key_norm, p->query_scale, m->eps, m->norm_all_heads, threads);
+        if (!recurs) attention(segments, p->count, at[SIZES], threads);
+        if (w->gate.parts) {
+            linear((float *)at[3], whole, at[2], hidden, &w->gate, n, whole, m->hidden, type, 0, threads);
+            gate_outputs(at[4], type == I8 ? F32 : type, (float *)at[3], n, whole, threads);
+        }
+        if (type == I8) norm(at[7], (float *)at[4], NULL, n, mixed, -1, I8, threads);
         const int apart = w->out_norm || w->down_norm || m->residual != 1; /* else products are added to the states */
         float *made = apart ? (float *)at[8] : p->states;
-        linear(made, m->hidden, type == I8 ? at[7] : at[4], heads, &w->out, n, m->hidden, whole, type, !apart, threads);
+        linear(made, m->hidden, type == I8 ? at[7] : at[4], mixed * item, &w->out, n, m->hidden, mixed, type, !apart, threads);
         if (apart) add_normed(p->states, made, w->out_norm, n, m->hidden, m->eps, m->residual, threads);
         if (w->experts) {
             experts_outputs(&r, m, w, p->states, at[2], (float *)at[5], at[6], threads);

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tokenswift.kernels.cpu.recurrent import CGates, CRecurrent, recurrence_of
 from tokenswift.kernels.cpu.structs import (
     ACTIVE,
     KEYS,
@@ -25,7 +26,14 @@ from tokenswift.kernels.cpu.structs import (
 )
 from tokenswift.kernels.formats import PANEL
 from tokenswift.kernels.packed import Packed, Part, panel_count
-from tokenswift.kernels.weights import MOST_EXPERTS, ExpertWeights, LayerWeights, Mixture, Shape
+from tokenswift.kernels.weights import (
+    MOST_EXPERTS,
+    ExpertWeights,
+    LayerWeights,
+    Mixture,
+    RecurrentWeights,
+    Shape,
+)
 
 
 def weight_of(packed: Packed, bias: Tensor | None = None) -> CWeight:
@@ -113,6 +121,7 @@ def shape_of(shape: Shape) -> CShape:
         norm_all_heads=shape.norm_all_heads,
         parallel=shape.parallel,
         mixture=_c_mixture(shape.mixture),
+        recurrence=recurrence_of(shape.recurrence),
     )
 
 
@@ -151,11 +160,41 @@ def layers_of(shape: Shape, weights: Sequence[LayerWeights]) -> ctypes.Array[CLa
         entry.window = layer.window
         entry.rope = layer.rope
         entry.wide = layer.wide_keys
+        if layer.recurrent is not None:
+            entry.recurrent = _c_recurrent(shape, layer.recurrent)
         if layer.experts is not None:
             _describe_experts(entry, shape, layer.experts)
         elif layer.gate_up is None or layer.down is None:
             raise ValueError("a layer has no MLP; valid: an MLP, or experts")
     return layers
+
+
+def _c_recurrent(shape: Shape, weights: RecurrentWeights) -> CRecurrent:
+    """What a recurrent layer has in the place of attention, for the kernels.
+
+    Raises:
+        ValueError: the shape has no recurrence, or weights are of other sizes.
+    """
+    recurrence = shape.recurrence
+    if recurrence is None:
+        raise ValueError("a layer is recurrent; valid: with a recurrence in the shape")
+    entry = CRecurrent(
+        taps=address("taps", weights.taps, torch.float32, recurrence.taps, recurrence.channels)
+    )
+    heads = recurrence.value_heads
+    if not heads:
+        return entry
+    gates = weights.gates
+    vectors = {"rate": heads, "shift": heads, "norm": recurrence.value_width}
+    if gates is None or any(getattr(weights, name) is None for name in vectors):
+        raise ValueError("a layer of the delta rule lacks weights; valid: gates and three vectors")
+    if gates.data.dtype != torch.float32:
+        raise ValueError(f"gates are {gates.data.dtype}; valid: float32")
+    weight = _sized_weight("gates", gates, (2 * heads, shape.hidden))
+    entry.gates = CGates(parts=weight.parts, bias=weight.bias)
+    for name, length in vectors.items():
+        setattr(entry, name, vector_address(name, getattr(weights, name), length))
+    return entry
 
 
 def _sized_weight(
@@ -205,12 +244,16 @@ def _weight_sizes(shape: Shape, layer: LayerWeights) -> dict[str, tuple[int, int
     qkv_rows = query_rows + 2 * shape.kv_heads * shape.width
     shared = 0 if shape.mixture is None else shape.mixture.shared
     inner = shape.inner if layer.experts is None else shared
+    if layer.recurrent is not None and shape.recurrence is not None:
+        qkv_rows = shape.recurrence.projected
+        query_rows = shape.recurrence.outputs
     return {
         "qkv": (qkv_rows, shape.hidden),
         "out": (shape.hidden, query_rows),
         "gate_up": (2 * inner, shape.hidden),
         "down": (shape.hidden, inner),
         "second_qkv": (qkv_rows, shape.hidden),
+        "gate": (query_rows, shape.hidden),
     }
 
 

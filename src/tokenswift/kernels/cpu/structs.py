@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenswift.kernels.batch import check_rows
+from tokenswift.kernels.cpu.recurrent import CRecurrence, CRecurrent
 from tokenswift.kernels.weights import Shape
 from tokenswift.kv.cache import KVCache
 
@@ -65,8 +66,9 @@ class CShape(ctypes.Structure):
     _fields_ = fields(
         "long layers, hidden, inner, heads, kv_heads, width; int keys, active; "
         "float eps, scale, cap, residual, limit, slope; int gelu, norm_all_heads, parallel; "
-        "mixture mixture",
+        "mixture mixture; recurrence recurrence",
         mixture=CMixture,
+        recurrence=CRecurrence,
     )
 
 
@@ -86,15 +88,16 @@ class CLayer(ctypes.Structure):
     _fields_ = fields(
         f"weight {', '.join(PRODUCTS)}; pointer {', '.join(VECTORS)}; long window, rope; int wide; "
         "weight second_qkv; pointer second_norm, experts; weight router; "
-        "pointer router_bias, sinks",
+        "pointer router_bias, sinks; recurrent recurrent; weight gate",
         weight=CWeight,
+        recurrent=CRecurrent,
     )
 
 
 class CRows(ctypes.Structure):
     _fields_ = fields(
         "long n, before, capacity; pointer parents, keys_values, queries; int windows; "
-        "pointer tail; long tail_before, tail_capacity"
+        "pointer tail; long tail_before, tail_capacity; pointer now, next, log; long log_rows"
     )
 
 
@@ -113,6 +116,7 @@ _FUNCTIONS = {
     "ts_layers": "long: pointer pointer pointer",
     "ts_attend": "long: pointer pointer long pointer pointer pointer pointer pointer pointer "
     "long int",
+    "ts_replay": "void: pointer pointer pointer pointer long long long int",
     "ts_pack": "void: pointer int pointer long long long int",
     "ts_copy": "void: pointer long pointer long long long pointer long long pointer pointer int",
     "ts_best": "void: pointer long long int pointer pointer",
@@ -203,6 +207,16 @@ def describe_rows(rows: CRows, cache: KVCache, count: int, parents: Sequence[int
     rows.before = cache.length
     rows.capacity = cache.entries.capacity
     rows.windows = cache.ordered
+    if cache.states is not None:
+        states = cache.states
+        log = states.open(count, parents)
+        shape = (states.layers, states.recurrence.state)
+        rows.now = address("states", states.now, torch.float32, *shape)
+        rows.next = address("the next states", states.next, torch.float32, *shape)
+        if log is not None:
+            logged = (states.layers, log.shape[1], states.recurrence.logged)
+            rows.log = address("a log", log, torch.float32, *logged)
+            rows.log_rows = log.shape[1]
     if parents is not None:
         rows.parents = ctypes.cast((c_int32 * count)(*parents), c_void_p)
 

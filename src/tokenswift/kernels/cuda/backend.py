@@ -45,6 +45,7 @@ class CudaBackend(Backend):
 
     name = "cuda"
     mixtures = False
+    recurrences = False
     prefill_keeps_bits = False
 
     def __init__(

@@ -18,11 +18,10 @@ from tokenswift.kv.cache import FullCache
 from tokenswift.memory import Need
 from tokenswift.speculation.costs import CostEstimate, Costs
 from tokenswift.speculation.drafters.base import Candidates, Drafter
-from tokenswift.speculation.eagle.model import CHUNK, SCRATCH, EagleModel
+from tokenswift.speculation.eagle.model import CHUNK, SCRATCH
+from tokenswift.speculation.eagle.mtp import FeatureModel
 from tokenswift.speculation.sequence_state import SequenceState
 
-#: weight of the target's noise where little was learnt: logits are half as far apart
-NARROW_NOISE = 0.5
 _LAG = 32  # rows run before a draft from which its time is not typical
 
 
@@ -40,7 +39,7 @@ class Branches:
 
     def __init__(
         self,
-        model: EagleModel,
+        model: FeatureModel,
         cache: FullCache,
         candidates: Candidates,
         position: int,
@@ -95,7 +94,7 @@ class Branches:
 
 
 class EagleDrafter(Drafter):
-    """Drafts a tree with an EAGLE-3 drafter.
+    """Drafts a tree with an EAGLE-3 drafter, or with the one that the model's files bring.
 
     Args:
         model: the drafter.
@@ -103,11 +102,11 @@ class EagleDrafter(Drafter):
 
     name = source = "eagle"
 
-    def __init__(self, model: EagleModel) -> None:
+    def __init__(self, model: FeatureModel) -> None:
         self.model = model
         self._cache: FullCache | None = None
         self._next = 0  # position of the next feature to read
-        self.noise = NARROW_NOISE if "narrow" in model.config.parts else 1.0
+        self.noise = model.noise
         self._newest: Tensor | None = None  # output of the last row with a feature, (1, H)
 
     def begin(self, sequence: SequenceState) -> None:
@@ -126,7 +125,7 @@ class EagleDrafter(Drafter):
             return None
         cost = self.model.weight_bytes / self.model.target.weight_bytes
         return CostEstimate(
-            "the EAGLE-3 drafter",
+            self.model.title,
             tokens=1.9,
             rows=3,
             draft_cost=2 * cost,

@@ -12,10 +12,13 @@ from tokenswift.loader.default_model import left_out, shipped_files, trained_fil
 from tokenswift.loader.find import SHIPPED, check_name, locate
 from tokenswift.loader.gguf import GgufFile
 from tokenswift.loader.identity import TOLERANCE, BaseIdentity
+from tokenswift.loader.weights import Weights
+from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.target import Target
 from tokenswift.speculation.eagle.config import EagleWeights
 from tokenswift.speculation.eagle.files import BASE, load_eagle
 from tokenswift.speculation.eagle.model import EagleModel
+from tokenswift.speculation.eagle.mtp import MtpModel
 from tokenswift.types import InputError
 
 #: a drafter that nobody named may take so large a part of the free memory for a text
@@ -52,6 +55,20 @@ def eagle_of(wanted: str | Path | EagleWeights, target: Target) -> EagleModel:
         wanted = load_eagle(place_of(str(wanted)), target.config)
     model = EagleModel(wanted, target)
     target.set_feature_layers(wanted.config.feature_layers)
+    return model
+
+
+def own_drafter(weights: Weights | None, target: Target) -> MtpModel | None:
+    """The drafter that a target's files bring, whose passes give their last states from now on;
+    None: they bring none.
+
+    Args:
+        weights: of its layer.
+    """
+    if weights is None or not isinstance(target, NativeTarget):
+        return None
+    model = MtpModel(weights, target)
+    target.set_feature_layers((target.layers,))
     return model
 
 

@@ -32,15 +32,17 @@ from tokenswift.speculation.eagle.features import Features
 WINDOW = 2048
 CHUNK = 512  # rows of a pass that reads features
 SCRATCH = 32  # drafted rows in a cache
+#: weight of the target's noise where little was learnt: logits are half as far apart
+NARROW_NOISE = 0.5
 
 
-def _halves(weight: Tensor | Stored, width: int) -> tuple[Tensor | Stored, Tensor | Stored]:
+def halves(weight: Tensor | Stored, width: int) -> tuple[Tensor | Stored, Tensor | Stored]:
     """The columns of embeddings and those of features, (N, width) each, of a weight (N, 2
     width)."""
     if not isinstance(weight, Stored):
         return weight[:, :width], weight[:, width:]
     if width % weight.format.block:
-        return _halves(weight.decode(), width)
+        return halves(weight.decode(), width)
     size = weight.format.row_bytes(width)
     embeds = Stored(weight.format, weight.blocks[:, :size].contiguous())
     features = Stored(weight.format, weight.blocks[:, size:].contiguous())
@@ -96,9 +98,9 @@ class _Packer:
     def layer(self, config: EagleConfig, window: int) -> LayerWeights:
         """The drafter's layer."""
         tensors = self.tensors
-        halves = [_halves(tensors[name], config.hidden) for name in "qkv"]
+        parts = [halves(tensors[name], config.hidden) for name in "qkv"]
         return LayerWeights(
-            qkv=self.matrix(*(features for _, features in halves)),
+            qkv=self.matrix(*(features for _, features in parts)),
             out=self.matrix(tensors["o"]),
             gate_up=self.matrix(tensors["gate"], tensors["up"]),
             down=self.matrix(tensors["down"]),
@@ -109,7 +111,7 @@ class _Packer:
             query_norm=self.optional_vector("q_norm"),
             key_norm=self.optional_vector("k_norm"),
             window=window,
-            second_qkv=self.matrix(*(embeds for embeds, _ in halves)),
+            second_qkv=self.matrix(*(embeds for embeds, _ in parts)),
             second_norm=self.vector("input_norm"),
         )
 
@@ -148,11 +150,16 @@ class EagleModel:
         window: newest keys that a token sees, itself included.
         subset: tokens that the columns of logits stand for; None: token ids.
         weight_bytes: bytes of weights that a pass over features reads.
+        title: what it is called in sentences.
+        noise: weight of the target's noise in its drafts.
     """
+
+    title = "the EAGLE-3 drafter"
 
     def __init__(self, weights: EagleWeights, target: BaseTarget) -> None:
         config = weights.config
         self.name = weights.name
+        self.noise = NARROW_NOISE if "narrow" in config.parts else 1.0
         self.config = config
         self.target = target
         self.window = min(config.window or WINDOW, config.trained)
