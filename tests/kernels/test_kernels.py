@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tokenswift.kernels.attention import AttentionContext
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
+from tokenswift.kernels.formats import FORMATS
 from tokenswift.kernels.packed import Packed
 from tokenswift.kv.cache import Entries, FullCache
 from tokenswift.loader.default_model import cache_dir
@@ -256,6 +258,36 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "a changed byte": lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:],
     "without its digest": lambda data: data[: -library.DIGEST_BYTES],
 }
+
+
+def test_every_number_format_is_a_part_of_its_own() -> None:
+    formats = {f"-DTS_FORMAT={name.upper()}" for name in FORMATS}
+    first, *others = library._parts()
+    assert first == ["-DTS_PARTS", "cpu.c"]
+    assert {part[1] for part in others} == formats
+
+
+def test_progress_is_told_part_by_part(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    commands = [["true"]] * 3
+    assert library._run_all(commands, tmp_path, lambda *step: told.append(step)) is None
+    assert told == [("compile", done, 3) for done in sorted({done for _, done, _ in told})]
+    assert [told[0][1], told[-1][1]] == [0, 3]
+
+
+def test_a_part_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "usable_processors", lambda: 2)
+    began = time.monotonic()
+    failing = ["sh", "-c", "echo 'x.c:3: error: no such thing' >&2; exit 1"]
+    reason = library._run_all([["sleep", "60"], failing, ["sleep", "60"]], tmp_path)
+    assert reason == "x.c:3: error: no such thing"
+    assert time.monotonic() - began < 30
+
+
+def test_compilers_have_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "TIMEOUT", 0.1)
+    with pytest.raises(subprocess.TimeoutExpired):
+        library._run_all([["sleep", "60"]], tmp_path)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -89,7 +89,7 @@ def test_another_library_is_not_loaded_and_a_line_says_so(
     monkeypatch.setattr(library.ctypes, "CDLL", lambda path: pytest.fail("loaded"))
     DAMAGES[damage](built)
     with monkeypatch.context() as patch:
-        patch.setattr(library, "compiled", lambda folder, targets: "compiled")
+        patch.setattr(library, "compiled", lambda folder, *_: "compiled")
         assert library.library(built) == "compiled"
     assert [record.message[:62] for record in caplog.records] == [
         "the CPU kernels that came with tokenswift are not used: they a"

@@ -134,7 +134,7 @@ def test_kernels_that_are_asked_for_and_do_not_work(
     made_anew: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "open_backend", lambda device: "no driver")
-    monkeypatch.setattr(cpu_check, "library", lambda folder: "no compiler")
+    monkeypatch.setattr(cpu_check, "library", lambda folder, *_: "no compiler")
     with pytest.raises(
         InputError, match=r"backend is 'cuda', but the CUDA kernels .* \(no driver\); valid: auto"
     ):

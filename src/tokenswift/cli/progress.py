@@ -12,7 +12,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 #: stages (`types.OnProgress`) whose names say too little
-STAGES = {"prompt": "prefill", "write": "the model writes", "fetch": "fetching the model, MB"}
+STAGES = {
+    "prompt": "prefill",
+    "write": "the model writes",
+    "fetch": "fetching the model, MB",
+    "compile": "compiling the kernels (once), part",
+}
 
 
 class Stages:

@@ -46,7 +46,8 @@ class LLM(OpenedModel):
         eagle: an EAGLE-3 drafter for the model: folder, GGUF file, hub id or "shipped"; "auto": the
             one that was trained for it, where there is one; None: none.
         on_progress: told how far loading is: ``on_progress(stage, done, total)`` with the stages
-            "fetch" (megabytes), "load" (tensors) and "pack" (layers).
+            "fetch" (megabytes), "compile" (parts of the kernels), "load" (tensors) and "pack"
+            (layers).
 
     Keyword Args:
         rope_scaling (str | None): None, "yarn:4" (four times the model's positions) or "yarn" (room

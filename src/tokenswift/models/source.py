@@ -344,7 +344,7 @@ def open_model(
 
     Args:
         model: the name, see `loader.load.load`.
-        on_progress: called with the stages "fetch" and "load".
+        on_progress: called with the stages "fetch", "compile" and "load".
     Raises:
         InputError, RunError: as of `loader.load.load`.
     """
@@ -357,7 +357,7 @@ def open_model(
     name = str(model)
     device = check_place(how)
     folder = locate(name, on_progress)
-    backend = backend_for(device, how.backend)
+    backend = backend_for(device, how.backend, on_progress)
     if backend.decodes and not (folder.is_dir() and holds_heads(folder)):
         files = open_files(name, folder, how, device)
         if files is not None and _runs(files, backend):

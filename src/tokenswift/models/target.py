@@ -49,13 +49,19 @@ logger = logging.getLogger("tokenswift")
 _backends: dict[str, Backend] = {}
 
 
-def backend_for(device: torch.device | str = "cpu", wanted: str = "auto") -> Backend:
+def backend_for(
+    device: torch.device | str = "cpu",
+    wanted: str = "auto",
+    on_progress: OnProgress | None = None,
+) -> Backend:
     """The backend of a device; made, and its kernels checked, once in a process.
 
     Args:
         wanted: one of `loading.Backend`. "auto": compiled kernels on a CPU, Triton's on CUDA, or
             torch (with a warning) where they cannot run or fail the check that a row's bits do not
             depend on the others.
+        on_progress: called with the stage "compile" and parts of the kernels, where they have to be
+            compiled.
     Raises:
         InputError: the kernels asked for do not work here.
     """
@@ -66,7 +72,7 @@ def backend_for(device: torch.device | str = "cpu", wanted: str = "auto") -> Bac
         )
     key = str(device) if wanted == "auto" else f"{device} {wanted}"
     if key not in _backends:
-        backend = _open_backend(device, wanted)
+        backend = _open_backend(device, wanted, on_progress)
         if isinstance(backend, str):
             reason = backend
             if wanted != "auto":
@@ -77,7 +83,9 @@ def backend_for(device: torch.device | str = "cpu", wanted: str = "auto") -> Bac
     return _backends[key]
 
 
-def _open_backend(device: torch.device, wanted: str) -> Backend | str:
+def _open_backend(
+    device: torch.device, wanted: str, on_progress: OnProgress | None = None
+) -> Backend | str:
     """A backend, or the reason why its kernels do not work."""
     if device.type == "cpu":
         # a control group may allow fewer processors
@@ -95,7 +103,7 @@ def _open_backend(device: torch.device, wanted: str) -> Backend | str:
         if isinstance(opened, str):
             return f"the CUDA kernels do not work here ({opened})"
         return opened
-    return cpu_check.open_backend(cache_dir() / "kernels")
+    return cpu_check.open_backend(cache_dir() / "kernels", on_progress)
 
 
 def check_model(model: Any) -> None:

@@ -13,6 +13,7 @@ from tokenswift.kernels.cpu import structs
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.library import library, processor
 from tokenswift.kernels.formats import FORMATS
+from tokenswift.types import OnProgress
 
 
 @torch.inference_mode()
@@ -46,17 +47,18 @@ def fault_of(library: ctypes.CDLL) -> str | None:
     return next((case.name for case in cases if not keeps_bits(kernels, case)), None)
 
 
-def open_backend(folder: Path) -> CpuBackend | str:
+def open_backend(folder: Path, on_progress: OnProgress | None = None) -> CpuBackend | str:
     """The backend of this machine; or in one line why it has no kernels, or none that keep the
     rule.
 
     Args:
         folder: where compiled libraries are, each with a file beside it once it has passed the
             check on a processor.
+        on_progress: of `library.compiled`.
     Raises:
         InputError: the processor does not have the instruction set that is asked for.
     """
-    kernels = library(folder)
+    kernels = library(folder, on_progress)
     if isinstance(kernels, str):
         return f"CPU kernels are not available ({kernels})"
     backend = CpuBackend(kernels)

@@ -371,7 +371,7 @@ INLINE void int_tile(const int format, const int rows, const Group *x, long step
             int_tile(name, n <= INT_TALL ? n : 1, x + r, step, panel, count, r ? NULL : panel + ahead, out + r * NR);   \
         break;
 #define INT_TILE(name, number)                                                                                          \
-    static __attribute__((noinline)) void ints_##name(int rows, const Group *x, long step, const char *panel, long k, float *out) { \
+    PARTED void ints_##name(int rows, const Group *x, long step, const char *panel, long k, float *out) {               \
         const Low m = low_format(name);                                                                                 \
         const long ahead = rows < 3 ? 4096 : 8192; /* into the second cache: the first holds x */                       \
         memset(out, 0, rows * NR * 4);                                                                                  \
@@ -383,9 +383,12 @@ INLINE void int_tile(const int format, const int rows, const Group *x, long step
             }                                                                                                           \
         }                                                                                                               \
     }
+#if defined(TS_PARTS) /* a part for each format, see cpu_format.c */
+#define INT_ELSEWHERE(name, number) PARTED void ints_##name(int rows, const Group *x, long step, const char *panel, long k, float *out);
+FORMATS(INT_ELSEWHERE)
+#else
 FORMATS(INT_TILE)
-#undef INT_CASE
-#undef INT_TILE
+#endif
 
 static void int_rows(int format, int rows, const Group *x, long step, const char *panel, long k, float *out) {
     switch (format) {

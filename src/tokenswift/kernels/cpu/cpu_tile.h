@@ -38,6 +38,12 @@ typedef uint32_t Um __attribute__((vector_size(4 * W), aligned(1), may_alias));
 typedef uint16_t U16m __attribute__((vector_size(2 * W), aligned(1), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
+/* a function that may be a part of the library by itself: with TS_PARTS they are compiled apart, several at once */
+#if defined(TS_PARTS)
+#define PARTED __attribute__((noinline, visibility("hidden")))
+#else
+#define PARTED static __attribute__((noinline))
+#endif
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else

@@ -20,14 +20,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from tokenswift.cgroups import cpu_quota
+from tokenswift.types import OnProgress
 
 HERE = Path(__file__).resolve().parent
 BUILT = HERE / "built"
-SOURCES = ("cpu.c", *sorted(path.name for path in HERE.glob("cpu_*.h")))
+#: the library is the first one with all that it includes; compiled in parts, the second is
+#: products with one number format, a part each
+SOURCES = ("cpu.c", "cpu_format.c", *sorted(path.name for path in HERE.glob("cpu_*.h")))
 #: no contraction: what is rounded once is written as such (`fused` in cpu_tile.h), whatever the
 #: tuning
 FLAGS = (
@@ -40,6 +45,8 @@ TARGETS = (("-march=native",), ("-march=native", "-mno-avx512bf16"), ("-mcpu=nat
 NATIVE = "native"  # asks for kernels that are compiled here, tuned for the processor at hand
 DIGEST_BYTES = 32  # of the SHA-256 of a library that was compiled here, at its end
 TIMEOUT = 600  # seconds for one compilation; the machine may be busy
+MOST_COMPILERS = 8  # at once; each takes some 200 MB
+LOOK = 0.02  # seconds until it is looked again whether a compiler has ended
 
 logger = logging.getLogger("tokenswift")
 
@@ -172,11 +179,12 @@ def describe() -> str:
     return f"{instruction_set} (built in)"
 
 
-def library(folder: Path) -> ctypes.CDLL | str:
+def library(folder: Path, on_progress: OnProgress | None = None) -> ctypes.CDLL | str:
     """The kernels of this machine, carried or compiled; or why there are none.
 
     Args:
         folder: where compiled libraries are kept.
+        on_progress: of :func:`compiled`.
     Raises:
         InputError: see :func:`kernels_wanted`.
     """
@@ -186,7 +194,7 @@ def library(folder: Path) -> ctypes.CDLL | str:
         return built_in
     sets = instruction_sets()
     targets = (sets[wanted].flags,) if wanted in sets else TARGETS
-    return compiled(folder, targets)
+    return compiled(folder, targets, on_progress)
 
 
 # ---- kernels that the package carries ------------------------------------------------------------
@@ -224,12 +232,17 @@ def carried(wanted: str) -> ctypes.CDLL | None:
 # ---- kernels that are compiled here --------------------------------------------------------------
 
 
-def compiled(folder: Path, targets: tuple[tuple[str, ...], ...] = TARGETS) -> ctypes.CDLL | str:
+def compiled(
+    folder: Path,
+    targets: tuple[tuple[str, ...], ...] = TARGETS,
+    on_progress: OnProgress | None = None,
+) -> ctypes.CDLL | str:
     """The compiled kernels, from ``folder`` or compiled now; or why there are none.
 
     Args:
         folder: where compiled libraries are kept; created when it is not there.
         targets: sets of further flags, tried in turn.
+        on_progress: called with the stage "compile" and parts of the library.
     """
     ingredients = "\n".join([*_sources(), *FLAGS, repr(targets), processor()])
     name = f"kernels-{hashlib.sha256(ingredients.encode()).hexdigest()[:20]}.so"
@@ -245,7 +258,7 @@ def compiled(folder: Path, targets: tuple[tuple[str, ...], ...] = TARGETS) -> ct
     try:
         with tempfile.TemporaryDirectory(prefix="tokenswift-", dir=cache) as workplace:
             path = Path(workplace) / name
-            reason = _compile(compiler, path, targets)
+            reason = _compile(compiler, path, targets, on_progress)
             if reason is not None:
                 return reason
             _add_digest(path)
@@ -285,7 +298,12 @@ def _private(folder: Path) -> Path | None:
     return folder if os.access(folder, os.W_OK) else None
 
 
-def _compile(compiler: str, out: Path, targets: tuple[tuple[str, ...], ...]) -> str | None:
+def _compile(
+    compiler: str,
+    out: Path,
+    targets: tuple[tuple[str, ...], ...],
+    on_progress: OnProgress | None = None,
+) -> str | None:
     """Compile the library with the first target that the compiler takes.
 
     Returns:
@@ -293,29 +311,103 @@ def _compile(compiler: str, out: Path, targets: tuple[tuple[str, ...], ...]) -> 
     """
     for name, text in zip(SOURCES, _sources(), strict=True):
         (out.parent / name).write_text(text, encoding="utf-8")
-    reason = ""
+    parts = _parts()
+    objects = [f"part{number}.o" for number in range(len(parts))]
+    reason: str | None = ""
     for target in targets:
         flags = [*FLAGS, *target]
         build = re.sub(r'[\\"]', "", " ".join([Path(compiler).name, *flags]))
-        command = [
-            compiler,
-            *flags,
-            f'-DTS_BUILD="{build}"',
-            "-shared",
-            SOURCES[0],
-            "-o",
-            out.name,
-            "-lm",
-        ]
-        result = subprocess.run(
-            command, cwd=out.parent, capture_output=True, timeout=TIMEOUT, check=False
-        )
-        if result.returncode == 0:
+        how = [compiler, *flags, f'-DTS_BUILD="{build}"', "-c"]
+        commands = [[*how, *part, "-o", file] for part, file in zip(parts, objects, strict=True)]
+        reason = _run_all(commands, out.parent, on_progress)
+        if reason is None:
+            link = [compiler, *flags, "-shared", *objects, "-o", out.name, "-lm"]
+            reason = _run_all([link], out.parent)
+        if reason is None:
             return None
-        lines = result.stderr.decode(errors="replace").strip().splitlines()
-        errors = [line for line in lines if "error" in line]
-        reason = "".join((errors or lines)[:1])[:200]
     return reason or f"{compiler} ended with an error"
+
+
+def _parts() -> list[list[str]]:
+    """What each part of the library is compiled from, the one that takes longest first."""
+    first, *others = (name for name in SOURCES if name.endswith(".c"))
+    if not others:
+        return [[first]]
+    formats = re.findall(r"\bX\((\w+), \d+\)", (HERE / "cpu_low.h").read_text(encoding="utf-8"))
+    return [
+        ["-DTS_PARTS", first],
+        *(["-DTS_PARTS", f"-DTS_FORMAT={name}", others[0]] for name in formats),
+    ]
+
+
+def _run_all(
+    commands: Sequence[Sequence[str]], folder: Path, on_progress: OnProgress | None = None
+) -> str | None:
+    """Run commands in a folder, as many at once as there are processors.
+
+    Args:
+        on_progress: called with the stage "compile", commands that have ended, and all.
+    Returns:
+        The first line of an error of one that failed; None where all ended well.
+    Raises:
+        TimeoutExpired: they took too long. None of them runs any more then.
+    """
+    report = on_progress or (lambda *_: None)
+    most = min(usable_processors(), MOST_COMPILERS)
+    end = time.monotonic() + TIMEOUT
+    waiting = list(enumerate(commands))
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    try:
+        while waiting or running:
+            report("compile", len(commands) - len(waiting) - len(running), len(commands))
+            while waiting and len(running) < most:
+                number, command = waiting.pop(0)
+                running[number] = _start(command, folder / f"{number}.log")
+            number = _next_end(running, end)
+            if running.pop(number).returncode:
+                return _error_in(folder / f"{number}.log")
+        report("compile", len(commands), len(commands))
+        return None
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+
+
+def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a command in a log's folder; what it says of errors goes to the log."""
+    with log.open("wb") as errors:
+        return subprocess.Popen(
+            command,
+            cwd=log.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        )
+
+
+def _next_end(running: Mapping[int, subprocess.Popen[bytes]], end: float) -> int:
+    """Wait until one of several processes has ended; returns its number.
+
+    Args:
+        end: when that is too long, by the monotonic clock.
+    Raises:
+        TimeoutExpired: it is.
+    """
+    while True:
+        for number, process in running.items():
+            if process.poll() is not None:
+                return number
+        if time.monotonic() > end:
+            raise subprocess.TimeoutExpired("the C compiler", TIMEOUT)
+        time.sleep(LOOK)
+
+
+def _error_in(log: Path) -> str:
+    """The line of a compiler's log that says what is wrong; "" where it says nothing."""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    errors = [line for line in lines if "error" in line]
+    return "".join((errors or lines)[:1])[:200]
 
 
 def _add_digest(path: Path) -> None:
