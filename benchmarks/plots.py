@@ -1,7 +1,7 @@
 """Plots of a table's lines, by matplotlib: as SVG, readable without colour.
 
-Series differ by marker, dash and (for bars) hatching; colours are those of Okabe and Ito. Whiskers
-reach to the least and the most of the runs.
+Series differ by colour, marker, dash and (for bars) hatching, up to twelve of them; the first seven
+colours are those of Okabe and Ito. Whiskers reach to the least and the most of the runs.
 """
 
 from __future__ import annotations
@@ -16,17 +16,26 @@ import pandas as pd
 from benchmarks.settings import Settings
 from benchmarks.specs import Spec
 from benchmarks.tables import Group, Line
-from benchmarks.words import NAMES, head_of, shown
+from benchmarks.words import NAMES, Row, head_of, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 #: a dash by name, or (offset, lengths of strokes and gaps)
 Dash = str | tuple[int, tuple[int, ...]]
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-DASHES: tuple[Dash, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 2)))
-HATCHES = ("", "////", "....", "xxxx", "----", "\\\\\\\\", "ooo")
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"),
+    *("#6A3D9A", "#8C564B", "#7A7F86", "#00474F", "#B5BD00"),
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "*", "p", ">", "h")
+DASHES: tuple[Dash, ...] = (
+    *("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 2))),
+    *((0, (12, 3)), (0, (3, 3)), (0, (6, 2, 2, 2)), (0, (2, 1)), (0, (10, 2, 1, 2))),
+)
+HATCHES = (
+    *("", "////", "....", "xxxx", "----", "\\\\\\\\", "ooo"),
+    *("++++", "||||", "//..", "**", "xx.."),
+)
 STYLE = Path(__file__).with_suffix(".mplstyle")
 
 
@@ -49,7 +58,8 @@ def plot(spec: Spec, group: Group) -> bytes:
         )
         for axes, panel in zip(grid[0], panels, strict=True):
             draw_panel(axes, settings, points(settings, group.lines, panel))
-            axes.set_title(settings.get("together", title_of(panel[0])), loc="left", fontsize=9)
+            title = settings.get("together") or title_of(panel[0]) + settings.get("model", "")
+            axes.set_title(title, loc="left", fontsize=9)
             if "speedup" in panel:
                 axes.axhline(1.0, color="#565d66", linewidth=1, linestyle=(0, (1, 1)))
         handles, labels = grid[0][0].get_legend_handles_labels()
@@ -136,9 +146,9 @@ def draw_lines(axes: Axes, values: list[float], frame: pd.DataFrame) -> None:
             part["y"],
             yerr=whiskers(part),
             label=str(name),
-            color=COLOURS[i % 7],
-            marker=MARKERS[i % 7],
-            linestyle=DASHES[i % 7],
+            color=COLOURS[i % len(COLOURS)],
+            marker=MARKERS[i % len(MARKERS)],
+            linestyle=DASHES[i % len(DASHES)],
             markersize=5,
             capsize=2,
         )
@@ -162,12 +172,59 @@ def draw_bars(axes: Axes, values: list[object], frame: pd.DataFrame) -> None:
             width * 0.92,
             yerr=whiskers(part),
             label=str(name),
-            color=COLOURS[i % 7],
-            hatch=HATCHES[i % 7],
+            color=COLOURS[i % len(COLOURS)],
+            hatch=HATCHES[i % len(HATCHES)],
             edgecolor="white",
             linewidth=0.5,
             capsize=2,
         )
     long = any(len(str(value)) > 9 for value in values) or len(values) > 4
     axes.set_xticks(range(len(values)), [*map(shown, values)])
-    axes.tick_params(axis="x", rotation=25 if long else 0)
+    for label in axes.get_xticklabels():
+        label.set(rotation=25 if long else 0, horizontalalignment="right" if long else "center")
+
+
+# ---- a real model --------------------------------------------------------------------------------
+
+#: sides of a real model's rows → what the legend calls them
+SIDES = {"llama": "llama.cpp", "plain": "tokenswift, plain", "auto": "tokenswift, with drafts"}
+SIDE_COLOURS = ("#A7AEB7", "#56B4E9", "#0072B2")
+
+
+def plot_tasks(rows: Sequence[Row]) -> bytes:
+    """Tokens a second of a real model by task, a bar for each side, as an SVG picture; the ratio
+    to plain decoding stands at the bar of the drafts. Empty where there are no rows."""
+    if not rows:
+        return b""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    height = 0.8 / len(SIDES)
+    with pyplot.rc_context(fname=STYLE):
+        picture, axes = pyplot.subplots(figsize=(7.4, 0.62 * len(rows) + 1), layout="constrained")
+        for i, (side, name) in enumerate(SIDES.items()):
+            places = [place + (i - 1) * height for place in range(len(rows))]
+            speeds = [row[side] for row in rows]
+            axes.barh(places, speeds, height * 0.92, label=name, color=SIDE_COLOURS[i])
+        for place, row in enumerate(rows):
+            axes.annotate(
+                f"{row['auto']:.0f}, {row['auto_over_plain']:.2f} × plain",
+                (row["auto"], place + height),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+            )
+        axes.set_yticks(range(len(rows)), [row["task"] for row in rows])
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.22 * max(row["auto"] for row in rows))
+        axes.set_xlabel("tokens a second; more is better")
+        axes.grid(visible=False, axis="y")
+        handles, labels = axes.get_legend_handles_labels()
+        picture.legend(handles, labels, loc="outside upper left", ncols=len(SIDES))
+        out = BytesIO()
+        picture.savefig(out, format="svg", metadata={"Date": None})
+        pyplot.close(picture)
+    return out.getvalue()

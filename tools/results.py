@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks import plots, report, specs, tables
 from benchmarks.runner import read_rows
 from benchmarks.words import Row
-from tools.summaries import SUMMARIES, paper
+from tools.summaries import SUMMARIES, paper, tasks
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -25,6 +25,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", DOCS / "benchmarks.md")
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DRAWN = ("speed", "rivals")
+REAL_MACHINE = "EPYC"  # whose rows README shows
 #: what stands around the table of docs/results.md
 RESULTS_PAGE = """<!-- made by `make results`; do not edit -->
 
@@ -56,8 +57,12 @@ def remark_of(part: report.Part) -> str:
     return f"- **{part.spec.label}.** {part.note or 'No remark.'} {links}".rstrip() + "\n"
 
 
-def pages_and_pictures(plot: report.Plot = plots.plot) -> dict[Path, bytes]:
-    """The content of every file that is made of rows; ``plot`` draws."""
+def pages_and_pictures(plot: report.Plot = plots.plot, draws: bool = True) -> dict[Path, bytes]:
+    """The content of every file that is made of rows; ``plot`` draws those of specs.
+
+    Args:
+        draws: whether the picture of a real model is drawn, too.
+    """
     parts = report.parts(
         specs=specs.chosen(()),
         rows=read_rows(RESULTS / "paper"),
@@ -78,6 +83,7 @@ def pages_and_pictures(plot: report.Plot = plots.plot) -> dict[Path, bytes]:
         spec = specs.load(name)
         (group,) = tables.groups(spec, rows)
         files[DOCS / f"{name}.svg"] = plot(spec, group)
+    files[DOCS / "real.svg"] = plots.plot_tasks(tasks(REAL_MACHINE)) if draws else b"svg"
     return files
 
 
@@ -99,7 +105,7 @@ def main() -> int:
     """Rewrite or check; of pictures it is checked that they are there (their bytes depend on
     matplotlib)."""
     checks = "--check" in sys.argv
-    files = pages_and_pictures(undrawn if checks else plots.plot)
+    files = pages_and_pictures(undrawn if checks else plots.plot, draws=not checks)
     if checks:
         stale = [
             file.name

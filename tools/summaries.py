@@ -28,7 +28,7 @@ COMMAND = (
 def real(machine: str) -> Table:
     """A real model beside llama.cpp on the same file, on a kind of machine: automatic and plain
     decoding of each task."""
-    lines = [row for row in _real(machine) if "task" in row]
+    lines = tasks(machine)
     body = [
         [
             line["task"],
@@ -44,8 +44,14 @@ def real(machine: str) -> Table:
         ]
         for line in lines
     ]
-    head = ["tokens a second", "llama.cpp", "plain", "automatic", "over plain", "over llama.cpp"]
-    return Table([*head, "tokens a step", "accepted drafts from", "identical"], body, _from(lines))
+    head = ["task", "llama.cpp, tokens/s", "plain, tokens/s", "with drafts, tokens/s"]
+    head += ["÷ plain", "÷ llama.cpp"]
+    return Table([*head, "tokens a step", "drafts accepted from", "identical"], body, _from(lines))
+
+
+def tasks(machine: str) -> list[Row]:
+    """The newest row of each task of a real model, on a kind of machine."""
+    return [row for row in _real(machine) if "task" in row]
 
 
 def contexts(machine: str) -> Table:
@@ -99,11 +105,11 @@ def _from(lines: list[Row]) -> str:
         return " and ".join(dict.fromkeys(str(line[key]) for line in lines))
 
     return (
-        f"{several('model')} ({several('dtype')}) on {several('machine')}; medians of rounds in "
-        f"turns, in "
-        f"brackets the least and the most. llama.cpp of llama-cpp-python {several('peer')}: "
-        f"`llama_decode` "
-        f"alone, without sampling; tokenswift with sampling, commit {several('commit')}."
+        f"{several('model')} ({several('dtype')}) on {several('machine')}. Each figure is the "
+        "median of several rounds in which the programs took turns; brackets hold the lowest and "
+        f"the highest. llama.cpp is llama-cpp-python {several('peer')}, `llama_decode` alone "
+        f"without sampling; tokenswift includes sampling (commit {several('commit')}). *Identical* "
+        "says whether the text with drafts is that of plain decoding."
     )
 
 

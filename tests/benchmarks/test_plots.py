@@ -1,0 +1,40 @@
+"""Pictures: every series looks different, and a real model's tasks are all in theirs."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import plots, specs
+from tools.summaries import tasks
+
+STYLES = {
+    "colours": plots.COLOURS,
+    "markers": plots.MARKERS,
+    "dashes": plots.DASHES,
+    "hatches": plots.HATCHES,
+}
+
+
+@pytest.mark.parametrize("kind", STYLES)
+def test_no_two_series_share_a_style(kind: str) -> None:
+    styles = STYLES[kind]
+    assert len(set(styles)) == len(styles) == len(plots.COLOURS)
+
+
+@pytest.mark.parametrize("spec", specs.chosen(()), ids=lambda spec: str(spec.name))
+def test_there_is_a_style_for_every_way_of_drafting(spec: specs.Spec) -> None:
+    ways = [*spec.data.get("methods", []), *spec.data.get("variants", [])]
+    assert len(ways) <= len(plots.COLOURS)
+
+
+def test_the_picture_of_a_real_model_has_every_task_of_its_rows() -> None:
+    rows = tasks("EPYC")
+    picture = plots.plot_tasks(rows).decode()
+    assert len(rows) > 3
+    for row in rows:
+        assert f">{row['task']}<" in picture
+        assert f"{row['auto_over_plain']:.2f} × plain" in picture
+
+
+def test_without_rows_there_is_no_picture() -> None:
+    assert plots.plot_tasks([]) == b""
