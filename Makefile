@@ -56,12 +56,12 @@ eagle-peer: setup
 	build/eagle-peer/bin/python -m pip install --quiet --no-deps speculators==0.9.0 hs-connectors==0.9.0 loguru pydantic-settings python-dotenv
 	PYTHONPATH=src:. build/eagle-peer/bin/python -m pytest tests/speculation/eagle/test_peer.py
 
-# Token ids of GGUF vocabularies against those of llama.cpp, which is compiled for some minutes by a C++ compiler.
+# Token ids of GGUF vocabularies, and logits of small files, against those of llama.cpp, which is compiled for some minutes by a C++ compiler.
 peer: setup
 	test -d build/peer || $(BIN)/python -m venv build/peer
 	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > build/peer/lib/python3.$$($(BIN)/python -c "import sys; print(sys.version_info.minor)")/site-packages/main.pth
 	build/peer/bin/python -m pip install --quiet --no-deps diskcache==5.6.3 llama-cpp-python==0.3.36
-	PYTHONPATH=src:. build/peer/bin/python -m pytest tests/loader/test_tokenizer_peer.py
+	PYTHONPATH=src:. build/peer/bin/python -m pytest tests/loader/test_tokenizer_peer.py tests/loader/test_model_peer.py
 
 bench: setup
 	$(BIN)/python -m benchmarks run engine drafts --preset cpu
