@@ -27,6 +27,8 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "gpt_oss": "gpt-oss",
     "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "lfm2_moe": "lfm2moe",
 }
 MORE = {
     "sliding_window": "attention.sliding_window",
@@ -44,6 +46,13 @@ MORE = {
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "conv_L_cache": "shortconv.l_cache",
+    "num_dense_layers": "leading_dense_block_count",
+}
+DELTA_EXPERTS = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
 #: widths that every format's blocks fit
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "initializer_range": 0.05}
@@ -90,7 +99,7 @@ def fields_of(config: Any, architecture: str) -> dict[str, Any]:
     """What a file says of a model."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
-    if config.model_type == "qwen3_5_text":
+    if config.model_type.startswith("qwen3_5"):
         return {f"{architecture}.{name}": value for name, value in delta_fields(config).items()}
     is_plain = config.model_type in ("llama", "mistral", "qwen2", "qwen3")
     more = {} if is_plain else MORE
@@ -118,11 +127,10 @@ def fields_of(config: Any, architecture: str) -> dict[str, Any]:
 
 def delta_fields(config: PreTrainedConfig) -> dict[str, int | float]:
     """What a file says of a model of Qwen3.5."""
-    return {
+    fields = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
-        "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
@@ -136,6 +144,12 @@ def delta_fields(config: PreTrainedConfig) -> dict[str, int | float]:
         "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
         "full_attention_interval": config.layer_types.index("full_attention") + 1,
     }
+    if config.model_type == "qwen3_5_moe_text":
+        return {
+            **fields,
+            **{theirs: getattr(config, name) for name, theirs in DELTA_EXPERTS.items()},
+        }
+    return {**fields, "feed_forward_length": config.intermediate_size}
 
 
 def tiled(
@@ -163,7 +177,7 @@ def tiled(
 
 def kv_heads_of(config: PreTrainedConfig) -> int | list[int]:
     """Heads of keys; of a model with recurrent layers by layer."""
-    if config.model_type != "lfm2":
+    if not config.model_type.startswith("lfm2"):
         return config.num_key_value_heads
     attends = (kind == "full_attention" for kind in config.layer_types)
     return [config.num_key_value_heads * attend for attend in attends]
@@ -313,6 +327,9 @@ def write(
         if turns:
             unpacked = tiled(name, unpacked, config, back=True)
         parameter.data = _paired(unpacked, heads, back=True) if heads else unpacked
+    for name, bias in model.named_buffers():
+        if name.endswith("expert_bias"):
+            writer.add_tensor(f"blk.{name.split('.')[2]}.exp_probs_b.bias", bias.numpy())
     for file_name, tensor in (more or {}).items():
         writer.add_tensor(file_name, tensor.float().numpy())
     writer.write_header_to_file()

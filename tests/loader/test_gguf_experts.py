@@ -32,6 +32,21 @@ CHANGES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.7,
         "logits_scaling": 1.5,
     },
+    "lfm2_moe": {
+        **QWEN,
+        "num_hidden_layers": 3,
+        "num_dense_layers": 1,
+        "layer_types": ["conv", "full_attention", "conv"],
+    },
+    "qwen3_5_moe_text": {
+        **QWEN,
+        "shared_expert_intermediate_size": 256,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 64,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "gpt_oss": {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,

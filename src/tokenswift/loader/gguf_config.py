@@ -60,6 +60,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "residual_scale": (0, 1),
     "rope.scale_linear": (0, 1),
 }
+#: the function of a router's scores that is the sigmoid
+SIGMOID = 2
 #: widths of experts, where a family's files have their own
 EXPERT_SIZES = ("moe_intermediate_size", "shared_expert_intermediate_size")
 #: the width of all heads of values of the delta rule together
@@ -357,6 +359,8 @@ def _numbers(file: GgufFile) -> dict[str, object]:
     left_out = {*numbers}
     if "layer_norm_eps" in family_keys:
         left_out.add("rms_norm_eps")
+    if "intermediate_size" not in FAMILIES[_family_name(file)].defaults:
+        left_out.add("intermediate_size")
     for name, key in file.number_keys().items():
         if "." in name or name in left_out:
             continue
@@ -385,6 +389,8 @@ def _check_neutral(file: GgufFile, numbers: Mapping[str, object], family: Family
         name: values for name, values in NEUTRAL.items() if name not in family.gguf_keys.values()
     }
     valid["attention.sliding_window_pattern"] = (slides, every)
+    if family.experts is not None and family.experts.sigmoid:
+        valid["expert_gating_func"] = (SIGMOID,)
     valid["embedding_length"] = (reader.integer("hidden_size"),)
     valid["attention.value_length"] = (width,)
     if ROTATED_SHARE not in family.rope_fields:
@@ -396,7 +402,7 @@ def _check_neutral(file: GgufFile, numbers: Mapping[str, object], family: Family
             raise refusal(file.where, key, value, f"{values[-1]}, or a file without it")
     sizes = ("hidden_size", "intermediate_size", *EXPERT_SIZES)
     for name in sizes:
-        if name in EXPERT_SIZES and name not in numbers:
+        if name != "hidden_size" and name not in numbers:
             continue
         size = reader.integer(name)
         if size % 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tokenswift.loader.experts import CHOICE_BIAS
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.family import DOWN, GATE, KEY, OUTPUT, QUERY, UP, VALUE
 from tokenswift.loader.layout import EMBEDDING, HEAD, NORM
@@ -84,7 +85,11 @@ RECURRENT = {
     DELTA_OUT: "ssm_out",
 }
 #: its parts that are no weights of a projection or norm, by their whole names
-RECURRENT_VECTORS = {DELTA_RATE: "ssm_a", DELTA_SHIFT: "ssm_dt.bias"}
+RECURRENT_VECTORS = {
+    DELTA_RATE: "ssm_a",
+    DELTA_SHIFT: "ssm_dt.bias",
+    CHOICE_BIAS: "exp_probs_b.bias",
+}
 #: what the final norm is called in files of LFM2
 LFM2_NORM = "token_embd_norm.weight"
 #: what the names of matrices have in them that are float32 in any file: routers and convolutions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tokenswift.loader.family import (
     CONVOLUTION,
     DOWN,
+    EXPERT_KEYS,
     GATE,
     LINEAR,
     OUTPUT,
@@ -101,6 +102,13 @@ LFM2_MOE = Family(
     ),
     fixed={"conv_bias": False, "routed_scaling_factor": 1.0, "use_expert_bias": True},
     aliases={"tie_embedding": "tie_word_embeddings"},
+    gguf="lfm2moe",
+    gguf_keys={
+        **LFM2.gguf_keys,
+        **EXPERT_KEYS,
+        "moe_intermediate_size": "expert_feed_forward_length",
+        "num_dense_layers": "leading_dense_block_count",
+    },
 )
 
 QWEN35_FIELDS = {
@@ -171,5 +179,14 @@ QWEN35_MOE = Family(
         width="moe_intermediate_size",
         shared="shared_expert_intermediate_size",
         renormalised=True,
+        gguf_renormalised=True,
     ),
+    gguf="qwen35moe",
+    gguf_keys={
+        **QWEN35.gguf_keys,
+        **EXPERT_KEYS,
+        "moe_intermediate_size": "expert_feed_forward_length",
+        "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    },
+    gguf_names=QWEN35.gguf_names,
 )
