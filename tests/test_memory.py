@@ -14,7 +14,8 @@ import torch
 from tests.lossless.test_tokens import random_heads
 from tests.tiny import VOCAB, tiny_model
 from tokenswift import LLM, memory
-from tokenswift.kv.cache import Entries, FullCache
+from tokenswift.kv.cache import FullCache
+from tokenswift.kv.entries import Entries
 from tokenswift.kv.sparse import SparseCache
 from tokenswift.memory import Memory, default_length, host_memory
 from tokenswift.types import InputError, RunError

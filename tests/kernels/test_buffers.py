@@ -19,7 +19,8 @@ from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.cpu.structs import address
 from tokenswift.kernels.formats import Q8_0, Stored
 from tokenswift.kernels.packed import Packed
-from tokenswift.kv.cache import Entries, FullCache
+from tokenswift.kv.cache import FullCache
+from tokenswift.kv.entries import Entries
 from tokenswift.sampling.rows import LogitRows
 from tokenswift.sampling.sampler import Sampler
 

@@ -21,7 +21,8 @@ from tokenswift.kernels.cpu import library
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.formats import FORMATS
 from tokenswift.kernels.packed import Packed
-from tokenswift.kv.cache import Entries, FullCache
+from tokenswift.kv.cache import FullCache
+from tokenswift.kv.entries import Entries
 from tokenswift.loader.default_model import cache_dir
 from tokenswift.loader.rotary import cos_sin
 from tokenswift.models import target as targets

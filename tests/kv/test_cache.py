@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenswift.kv.cache import Entries, FullCache, Tail
+from tokenswift.kv.cache import FullCache, Tail
+from tokenswift.kv.entries import Entries
 from tokenswift.kv.sparse import SparseCache, select
 
 CPU = torch.device("cpu")

@@ -27,7 +27,8 @@ from tokenswift.kernels.packed import Packed, WritePanels
 from tokenswift.kernels.recurrence import replay
 from tokenswift.kernels.reference import ReferenceLayers
 from tokenswift.kernels.weights import LayerWeights, Shape
-from tokenswift.kv.cache import Entries, FullCache
+from tokenswift.kv.cache import FullCache
+from tokenswift.kv.entries import Entries
 from tokenswift.kv.memory import Arena
 from tokenswift.kv.passes import Segment
 from tokenswift.kv.states import Recurrence, States

@@ -15,7 +15,8 @@ from tokenswift.kernels.cuda.ops import Addend
 from tokenswift.kernels.cuda.plan import CudaBatch, RowEntry, Tables, block_rows_of
 from tokenswift.kernels.cuda.products import Product
 from tokenswift.kernels.weights import LayerWeights, Shape
-from tokenswift.kv.cache import Entries, FullCache
+from tokenswift.kv.cache import FullCache
+from tokenswift.kv.entries import Entries
 from tokenswift.kv.passes import Segment
 
 CPU = torch.device("cpu")

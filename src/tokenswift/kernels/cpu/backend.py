@@ -19,14 +19,15 @@ from tokenswift.kernels.base import Backend
 from tokenswift.kernels.batch import Body, LayerPass
 from tokenswift.kernels.cpu import structs
 from tokenswift.kernels.cpu.int8_cache import Pages
-from tokenswift.kernels.cpu.layer_structs import layers_of, shape_of, weight_of
+from tokenswift.kernels.cpu.layer_structs import attention_shape, layers_of, shape_of, weight_of
 from tokenswift.kernels.cpu.ranker import NativeRanker
 from tokenswift.kernels.cpu.recurrent import CReplay
 from tokenswift.kernels.cpu.structs import address, vector_address
 from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.kernels.packed import Packed, WritePanels, panel_count
 from tokenswift.kernels.weights import LayerWeights, Shape, active_type
-from tokenswift.kv.cache import Entries, FullCache
+from tokenswift.kv.cache import FullCache
+from tokenswift.kv.entries import Entries
 from tokenswift.kv.passes import Segment
 from tokenswift.kv.states import Recurrence, States
 
@@ -206,7 +207,7 @@ class CpuBackend(Backend):
         heads, count, width = query.shape
         keys = torch.int8 if in_pages else entries.data.dtype
         active = active_type(keys)
-        shape = _attention_shape(heads, width, keys, context)
+        shape = attention_shape(heads, width, keys, context)
         c_shape = shape_of(shape)
         rows = structs.CRows()
         structs.describe_rows(rows, cache, count, context.parents)
@@ -348,25 +349,6 @@ def _describe_segment(
     wide = [layer.wide_keys for layer, apart in outside if not apart]
     entry.keys_values = _entries_address(cache.entries, shape, wide)
     return queries
-
-
-def _attention_shape(heads: int, width: int, keys: torch.dtype, context: AttentionContext) -> Shape:
-    """A layer that is attention alone."""
-    active = active_type(keys)
-    return Shape(
-        layers=1,
-        hidden=0,
-        inner=0,
-        heads=heads,
-        kv_heads=context.cache.entries.kv_heads,
-        width=width,
-        weights=active,
-        keys=keys,
-        active=active,
-        eps=0.0,
-        scale=context.scale,
-        cap=context.softcap or 0.0,
-    )
 
 
 def _entries_address(entries: Entries, shape: Shape, wide_keys: Sequence[bool]) -> int:

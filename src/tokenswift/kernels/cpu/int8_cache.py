@@ -16,7 +16,7 @@ from jaxtyping import Float, Int, Integer, UInt8
 from torch import Tensor
 
 from tokenswift.kernels.cpu.structs import KEY_LEVELS, PAGE, PAGE_DTYPE, SCALES, address, page_bytes
-from tokenswift.kv.cache import Entries
+from tokenswift.kv.entries import Entries
 from tokenswift.kv.memory import large_empty
 
 #: `ts_copy` of the compiled kernels

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tokenswift.kernels.attention import AttentionContext
 from tokenswift.kernels.cpu.recurrent import CGates, CRecurrent, recurrence_of
 from tokenswift.kernels.cpu.structs import (
     ACTIVE,
@@ -33,6 +34,7 @@ from tokenswift.kernels.weights import (
     Mixture,
     RecurrentWeights,
     Shape,
+    active_type,
 )
 
 
@@ -122,6 +124,25 @@ def shape_of(shape: Shape) -> CShape:
         parallel=shape.parallel,
         mixture=_c_mixture(shape.mixture),
         recurrence=recurrence_of(shape.recurrence),
+    )
+
+
+def attention_shape(heads: int, width: int, keys: torch.dtype, context: AttentionContext) -> Shape:
+    """A layer that is attention alone."""
+    active = active_type(keys)
+    return Shape(
+        layers=1,
+        hidden=0,
+        inner=0,
+        heads=heads,
+        kv_heads=context.cache.entries.kv_heads,
+        width=width,
+        weights=active,
+        keys=keys,
+        active=active,
+        eps=0.0,
+        scale=context.scale,
+        cap=context.softcap or 0.0,
     )
 
 
