@@ -23,7 +23,6 @@ from tokenswift.cli.signals import Interrupted
 from tokenswift.cli.terminal import table
 from tokenswift.cli.write import stream
 from tokenswift.config.sampling import SamplingParams
-from tokenswift.engine.detokenize import TextStream
 from tokenswift.loader.abilities import Turns
 from tokenswift.loader.chat_template import template_of
 from tokenswift.types import Generation, InputError
@@ -208,6 +207,8 @@ class Chat:
         loop = result.metrics.loop
         if result.finish_reason != "loop" or loop is None:
             return result.text
+        from tokenswift.engine.detokenize import TextStream
+
         text = TextStream(self._llm.tokenizer)
         pieces = [text.push(token) for token in result.token_ids[: loop.start + loop.size]]
         return os.path.commonprefix(["".join([*pieces, text.finish()]), result.text])
