@@ -70,7 +70,7 @@ def _often(function: Callable[..., Any], checked: Callable[..., Any]) -> Callabl
     calls = 0
 
     @wraps(function)
-    def often_checked(*args: Any, **named: Any) -> Any:
+    def often_checked(*args: object, **named: object) -> object:
         nonlocal test, calls
         if test != Test.number:
             test = Test.number

@@ -24,7 +24,7 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
 
 
-def system(**counts: int) -> Any:
+def system(**counts: int) -> object:
     """macOS' C library: the answers of sysctl by name, and an error for others."""
 
     def sysctlbyname(name: bytes, value: Any, size: Any, new: None, length: int) -> int:
@@ -71,8 +71,8 @@ def test_a_run_without_what_only_linux_has(monkeypatch: pytest.MonkeyPatch, tmp_
     expected = llm.generate("hello", 12, "tokenswift", ignore_eos=True).token_ids
     missing: list[str] = []  # files of Linux that were looked for
 
-    def without(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(path: Any, *args: Any, **named: Any) -> Any:
+    def without(real: Callable[..., object]) -> Callable[..., object]:
+        def call(path: object, *args: object, **named: object) -> object:
             if str(path).startswith(("/proc", "/sys")):
                 missing.append(str(path))
                 raise FileNotFoundError(2, "No such file or directory", str(path))

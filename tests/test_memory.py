@@ -66,7 +66,7 @@ def nothing_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_refused_with_the_bytes(
     strategy: str,
-    options: dict[str, Any],
+    options: dict[str, object],
     new: int,
     named: str,
     least: int,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 def test_another_shape_or_type_is_refused() -> None:
     logits = torch.zeros(2, 5)
     assert repetition_penalty(logits, torch.zeros(2, 3, dtype=torch.long), 1.2).shape == (2, 5)
-    bad: tuple[Any, ...] = (
+    bad: tuple[object, ...] = (
         torch.zeros(2, 3),
         torch.zeros(3, 3, dtype=torch.long),
         torch.zeros(2).long(),

@@ -14,7 +14,7 @@ from tokenswift.tree import CandidateTree
 
 VOCAB = 97
 #: three layers, logits far enough apart for float32 comparisons
-SIZES: dict[str, Any] = {
+SIZES: dict[str, object] = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 64,
@@ -55,7 +55,7 @@ _YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 128,
 }
-_QWEN_SLIDING: dict[str, Any] = {
+_QWEN_SLIDING: dict[str, object] = {
     "use_sliding_window": True,
     "sliding_window": 16,
     "max_window_layers": 1,
@@ -73,7 +73,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-sliding": ("mistral", {"sliding_window": 20}),
 }
-_WINDOWS: dict[str, Any] = {
+_WINDOWS: dict[str, object] = {
     "num_hidden_layers": 3,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "sliding_window": 16,
@@ -147,9 +147,9 @@ SWITCHED: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", _GEMMA),
 }
 #: and those with experts
-_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 3}
-_QWEN_EXPERTS: dict[str, Any] = {**_EXPERTS, "num_experts": 8, "moe_intermediate_size": 32}
-MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+_EXPERTS: dict[str, object] = {"num_experts_per_tok": 3}
+_QWEN_EXPERTS: dict[str, object] = {**_EXPERTS, "num_experts": 8, "moe_intermediate_size": 32}
+MIXTURES: dict[str, tuple[str, dict[str, object]]] = {
     "qwen3_moe": ("qwen3_moe", {**_QWEN_EXPERTS, "head_dim": 16}),
     "qwen3_moe-renormalised": (
         "qwen3_moe",

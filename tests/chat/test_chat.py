@@ -134,7 +134,7 @@ def test_arguments_that_are_no_object_are_told_as_text(arguments: str) -> None:
     assert result["name"] == "weather"
 
 
-ODD: list[Any] = [
+ODD: list[object] = [
     {"type": "integer", "maximum": 9, "minimum": 0, "not": {"const": 3}},
     {"type": "string", "maxLength": 1_000_000, "pattern": "^[ab]{1,5}$"},
     {},

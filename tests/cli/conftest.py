@@ -89,7 +89,7 @@ class Terminal:
     def isatty(self) -> bool:
         return True
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.stream, name)
 
 

@@ -37,7 +37,7 @@ def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def generate(cli: Call, chatty: Path) -> Callable[..., tuple[str, dict[str, Any]]]:
+def generate(cli: Call, chatty: Path) -> Callable[..., tuple[str, dict[str, object]]]:
     """Runs ``generate``; the line about the prompt, and the record."""
 
     def call(*argv: object, model: Path = chatty, **more: Any) -> tuple[str, dict[str, Any]]:
@@ -61,7 +61,7 @@ def template_tokens(*messages: tuple[str, str]) -> int:
 
 
 def test_the_same_words_are_treated_the_same_however_they_come(
-    generate: Callable[..., tuple[str, dict[str, Any]]], tiny: Path, tmp_path: Path
+    generate: Callable[..., tuple[str, dict[str, object]]], tiny: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "p"
     file.write_text("Hi", encoding="utf-8")

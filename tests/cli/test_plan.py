@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ from tokenswift.engine.request import Request
 from tokenswift.engine.sequence import Sequence
 from tokenswift.memory import Memory, largest, needs_of
 
-OPTIONS: dict[str, Any] = {
+OPTIONS: dict[str, object] = {
     "tree": (2, 2),
     "ngrams": 3,
     "budget": 60,

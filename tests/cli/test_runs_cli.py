@@ -220,7 +220,7 @@ CONTINUED = ("generate", "hello", "--continue", "--json", "j")
 
 
 def record(tmp_path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((tmp_path / "cwd" / "j").read_text())
+    content: dict[str, object] = json.loads((tmp_path / "cwd" / "j").read_text())
     return content
 
 

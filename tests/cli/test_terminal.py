@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -44,7 +43,7 @@ def roomy(tmp_path: Path) -> Path:
 
 
 def on_a_screen(
-    cli: Call, monkeypatch: pytest.MonkeyPatch, *argv: object, **more: Any
+    cli: Call, monkeypatch: pytest.MonkeyPatch, *argv: object, **more: object
 ) -> tuple[Outcome, Outcome]:
     """What a command prints on a terminal, and to a pipe."""
     with monkeypatch.context() as patch:

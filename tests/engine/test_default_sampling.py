@@ -31,7 +31,7 @@ OWN = SamplingParams(**{**NAMED, "min_p": 0.0})
 def saved(tmp_path: Path, own_cache: Path) -> Callable[..., Path]:
     """``saved(temperature=0.6)`` → a model's folder with these in its generation_config.json."""
 
-    def save(file: str = "generation_config.json", **changes: Any) -> Path:
+    def save(file: str = "generation_config.json", **changes: object) -> Path:
         folder = tmp_path / "m"
         tiny_model().save_pretrained(folder)
         chat_tokenizer().save_pretrained(folder)

@@ -19,7 +19,7 @@ from tokenswift.types import InputError, Step
 PROMPT = torch.randint(2, VOCAB, (60,), generator=torch.Generator().manual_seed(6)).tolist()
 SAMPLING = [SamplingParams(seed=seed, min_p=0.02, penalty_window=30) for seed in (1, 2)]
 SMALL = {"budget": 24, "sinks": 3}
-WAYS: list[tuple[str, dict[str, Any]]] = [
+WAYS: list[tuple[str, dict[str, object]]] = [
     ("autoregressive", {}),
     ("tokenswift", {"tree": (2, 2), "ngrams": 4, "draft": "partial", **SMALL}),
     ("tokenswift", {"tree": (2, 2), "draft": "partial", "cache": "full"}),

@@ -38,7 +38,7 @@ from tokenswift.speculation.heads.modules import Heads
 from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.types import Cancelled, DraftTree, Generation, InputError, RunError, Step
 
-STRATEGIES: tuple[tuple[str, dict[str, Any]], ...] = (
+STRATEGIES: tuple[tuple[str, dict[str, object]], ...] = (
     ("autoregressive", {}),
     ("auto", {}),
     ("auto", {"draft": "partial", "budget": 24, "sinks": 2}),

@@ -24,12 +24,12 @@ from tokenswift.types import InputError
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 #: a config as the hub has it, its head's width and its experts aside
-STATED: dict[str, Any] = {**SIZES, "rms_norm_eps": 1e-6, "hidden_act": "silu"}
-EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3}
-QWEN: dict[str, Any] = {**EXPERTS, "moe_intermediate_size": 32}
+STATED: dict[str, object] = {**SIZES, "rms_norm_eps": 1e-6, "hidden_act": "silu"}
+EXPERTS: dict[str, object] = {"num_experts": 8, "num_experts_per_tok": 3}
+QWEN: dict[str, object] = {**EXPERTS, "moe_intermediate_size": 32}
 
 
-def mixture_of(kind: str, **fields: Any) -> Mixture | None:
+def mixture_of(kind: str, **fields: object) -> Mixture | None:
     """What a config says of experts; None: it is left to transformers."""
     config = completed(kind, {**STATED, **fields})
     return None if config is None else layout_of(config).mixture
@@ -48,7 +48,7 @@ def mixture_of(kind: str, **fields: Any) -> Mixture | None:
     ],
 )
 def test_scores_are_renormalised_as_config_or_family_say(
-    kind: str, fields: dict[str, Any], renormalised: bool
+    kind: str, fields: dict[str, object], renormalised: bool
 ) -> None:
     mixture = mixture_of(kind, **fields)
     assert mixture is not None
@@ -71,7 +71,7 @@ def test_the_number_of_experts_is_read_by_either_name() -> None:
     ],
 )
 def test_configs_that_mean_something_else_are_left_to_transformers(
-    kind: str, fields: dict[str, Any]
+    kind: str, fields: dict[str, object]
 ) -> None:
     assert mixture_of(kind, **fields) is None
 
@@ -96,7 +96,7 @@ def test_layers_without_experts_are_those_that_a_config_names() -> None:
         ({**EXPERTS, "mlp_only_layers": "all"}, "mlp_only_layers is 'all'"),
     ],
 )
-def test_numbers_that_no_mixture_has_are_refused(fields: dict[str, Any], message: str) -> None:
+def test_numbers_that_no_mixture_has_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         check_numbers({**STATED, **fields}, "config.json")
 

@@ -53,7 +53,7 @@ MIXES: dict[str, dict[str, QuantType]] = {
 
 
 #: families of other blocks: windows that the prompt crosses, layers with and without positions
-SWITCHED: dict[str, dict[str, Any]] = {
+SWITCHED: dict[str, dict[str, object]] = {
     "phi3": {
         "original_max_position_embeddings": 64,
         "partial_rotary_factor": 0.75,
@@ -229,7 +229,9 @@ def test_the_type_that_auto_means(mix: str, dtype: str, tmp_path: Path) -> None:
     assert far(lean_logits(llm), logits(model)) < 0.05
 
 
-BIASED: list[tuple[str, dict[str, Any]]] = [("llama", {"attention_bias": True, "mlp_bias": True})]
+BIASED: list[tuple[str, dict[str, object]]] = [
+    ("llama", {"attention_bias": True, "mlp_bias": True})
+]
 BIASED += [("llama", {"vocab_size": 263}), ("qwen2", {})]  # the last has none behind attention
 
 
@@ -267,7 +269,7 @@ POSITIONS: dict[str, dict[str, float]] = {
 @pytest.mark.parametrize("kind", POSITIONS)
 def test_positions_are_those_of_the_config(kind: str, tmp_path: Path) -> None:
     rope = POSITIONS[kind]
-    scaling = dict[str, Any]()
+    scaling = dict[str, object]()
     if kind in ("linear", "yarn"):
         keys = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
         scaling = {keys[name]: value for name, value in rope.items()} | {"type": kind}
@@ -338,7 +340,10 @@ def trained(rule: str) -> PreTrainedTokenizerFast:
     digits = {"llama-bpe": "{1,3}", "qwen2": ""}
     if rule in digits:
         cut = pre_tokenizers.Split(Regex(WORDS % digits[rule]), "isolated")
-        parts: list[Any] = [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        parts: list[object] = [
+            cut,
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     else:
         parts = [pre_tokenizers.Digits(individual_digits=True)] if rule == "smollm" else []
         parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True))
@@ -382,7 +387,7 @@ def test_byte_level_tokenizers(rule: str, tmp_path: Path) -> None:
     assert ours.get_vocab() == real.get_vocab()
 
 
-def sentencepiece(**more: Any) -> dict[str, Any]:
+def sentencepiece(**more: object) -> dict[str, object]:
     """What a file says of a small sentencepiece model: bytes, letters, and words by score."""
     pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
     pieces += [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]

@@ -19,7 +19,7 @@ from tokenswift.types import InputError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-QWEN: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+QWEN: dict[str, object] = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 CHANGES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**QWEN, "norm_topk_prob": True},
     "qwen2_moe": {**QWEN, "shared_expert_intermediate_size": 256},
@@ -131,7 +131,7 @@ def test_a_file_says_whether_scores_are_renormalised(tmp_path: Path) -> None:
     assert mixture_of(path).renormalised
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "more used than there are": (
         {"qwen3moe.expert_used_count": 6},
         "qwen3moe.expert_used_count is 6; valid: up to 5, the number of experts",

@@ -65,7 +65,7 @@ def opened(path: Path) -> LLM:
         ),
     ],
 )
-def test_numbers_that_no_model_has(fields: dict[str, Any], line: str) -> None:
+def test_numbers_that_no_model_has(fields: dict[str, object], line: str) -> None:
     assert line_of(lambda: check_numbers(fields, "x")) == line
 
 
@@ -79,7 +79,7 @@ def draft(tmp_path: Path) -> Draft:
 
 
 TOKENS = Value(ARRAY, [f"t{i}" for i in range(400)], TEXT)
-CHANGES: list[tuple[Callable[[Draft], Any], str]] = [
+CHANGES: list[tuple[Callable[[Draft], object], str]] = [
     (
         put("llama.block_count", Value(U32, 1 << 31)),
         "llama.block_count is 2147483648; valid: int <= 1024",
@@ -159,7 +159,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def change(path: Path, **fields: Any) -> None:
+def change(path: Path, **fields: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
@@ -178,7 +178,7 @@ def test_added_tokens_without_rows_are_refused_where_they_are_written(folder: Pa
 @pytest.mark.parametrize(
     ("file", "ids"), [("generation_config.json", [1, 260]), ("config.json", -1)]
 )
-def test_ids_of_configs_beyond_the_rows_end_no_text(file: str, ids: Any, folder: Path) -> None:
+def test_ids_of_configs_beyond_the_rows_end_no_text(file: str, ids: object, folder: Path) -> None:
     change(folder / file, eos_token_id=ids)
     llm = opened(folder)
     assert llm.source.end_tokens() <= {1, 257}
@@ -199,7 +199,7 @@ TURNED_ROUND = {"factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}
         ),
     ],
 )
-def test_configs_that_are_refused(fields: dict[str, Any], words: str, folder: Path) -> None:
+def test_configs_that_are_refused(fields: dict[str, object], words: str, folder: Path) -> None:
     change(folder / "config.json", **fields)
     assert words in (line := line_of(lambda: opened(folder))) and str(folder) in line
 

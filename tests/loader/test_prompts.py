@@ -115,7 +115,7 @@ def test_all_tokens_that_end_a_text() -> None:
         def __init__(self, ids: Any, config: Any = None) -> None:
             self.eos_token_id = ids
             self.config = config
-            self.generation_config: Any = None
+            self.generation_config: object = None
 
     model = Part(None, config=Part([3, 4]))
     model.generation_config = Part(5)

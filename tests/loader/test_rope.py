@@ -97,7 +97,7 @@ def test_frequencies_that_depend_on_a_pass_are_refused() -> None:
         LLM.from_model(tiny_model(rope_parameters=rope, max_position_embeddings=256))
 
 
-KINDS: list[dict[str, Any]] = [
+KINDS: list[dict[str, object]] = [
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 3},
     {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
@@ -134,8 +134,8 @@ def test_positions_without_frequencies_are_refused(wrong: dict[str, Any]) -> Non
         rotary_of_config(config)
 
 
-PLAIN: dict[str, Any] = {"rope_theta": 1e6, "rope_type": "default"}
-ADDED: dict[str, Any] = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+PLAIN: dict[str, object] = {"rope_theta": 1e6, "rope_type": "default"}
+ADDED: dict[str, object] = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
 
 @pytest.mark.parametrize(

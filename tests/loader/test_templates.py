@@ -18,7 +18,7 @@ from tokenswift.sandbox import templates
 from tokenswift.types import InputError
 
 ASK = [{"role": "user", "content": "What is 2 + 2?"}]
-CALL: dict[str, Any] = {
+CALL: dict[str, object] = {
     "name": "add",
     "arguments": {"a": 2, "b": [1.5, None, True], "c": "é <&'\">"},
 }
@@ -46,7 +46,7 @@ CHATS: dict[str, list[dict[str, Any]]] = {
         },
     ],
 }
-TOOLS: list[dict[str, Any]] = [
+TOOLS: list[dict[str, object]] = [
     {
         "type": "function",
         "function": {

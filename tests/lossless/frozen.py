@@ -13,7 +13,6 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import tokenswift
 from tokenswift import LLM, Generation, SamplingParams
@@ -35,7 +34,7 @@ SAMPLERS = {
         temperature=0.7, top_p=0.9, min_p=0.0, repetition_penalty=1.0, seed=5
     ),
 }
-STRATEGIES: dict[str, dict[str, Any]] = {
+STRATEGIES: dict[str, dict[str, object]] = {
     "autoregressive": {},
     "tokenswift": {"tree": (1, 3, 3, 3), "ngrams": 20, "budget": 64, "draft": "partial"},
     "medusa": {"tree": (1, 3, 3)},

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -129,7 +128,7 @@ def test_default_model(embedded: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_default_model_to_12k(embedded: str, dtype: str) -> None:
     llm = LLM(embedded, dtype=dtype, device="cpu", heads="none", rope_scaling="yarn:2")
-    words: Any = [
+    words: object = [
         llm.encode(path.read_text(encoding="utf-8")) for path in sorted(PROMPTS.glob("*.txt"))
     ]
     tokens = [token for text in words for token in text] * 4

@@ -24,7 +24,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 
 #: dense families, and mixtures whose other parts are theirs
-PAIRS: dict[str, tuple[str, dict[str, Any]]] = {
+PAIRS: dict[str, tuple[str, dict[str, object]]] = {
     "mistral": ("mixtral", {"num_local_experts": 6}),
     "qwen3": (
         "qwen3_moe-renormalised",

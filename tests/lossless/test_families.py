@@ -25,7 +25,7 @@ from tokenswift.models.decoder import NativeTarget
 
 HOW: dict[str, Any] = {"sampling": SamplingParams(seed=3, temperature=1.3, penalty_window=20)}
 HOW |= {"ignore_eos": True}
-DRAFTED: dict[str, dict[str, Any]] = {
+DRAFTED: dict[str, dict[str, object]] = {
     "autoregressive": {},
     "tokenswift": {"tree": (2, 2), "ngrams": 3, "draft": "partial", **SMALL},
     "magicdec": {"gamma": 3, **SMALL},

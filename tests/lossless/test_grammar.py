@@ -60,7 +60,7 @@ GRAMMARS = {
 }
 GREEDY = SamplingParams(greedy=True, repetition_penalty=1.2, penalty_window=20)
 SEEDED = SamplingParams(temperature=1.2, top_p=0.95, min_p=0.01, penalty_window=12, seed=4)
-RUNS: list[tuple[str, dict[str, Any]]] = [
+RUNS: list[tuple[str, dict[str, object]]] = [
     ("auto", {}),
     ("auto", {"draft": "hidden", "ngrams": 0}),
     ("tokenswift", {"tree": (1, 3, 3), "ngrams": 4, "draft": "partial", "budget": 24, "sinks": 3}),
@@ -296,7 +296,7 @@ def test_forced_text_comes_in_few_steps(llm: LLM) -> None:
     assert got.metrics.steps <= len(got.token_ids) - forced
 
 
-def merging_tokenizer() -> Any:
+def merging_tokenizer() -> object:
     """Bytes, and the tokens "ab" and "abc"."""
     tokenizer = Tokenizer.from_str(tiny_tokenizer().backend_tokenizer.to_str())
     vocabulary = {**tokenizer.get_vocab(), "ab": 260, "abc": 261}

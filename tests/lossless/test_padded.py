@@ -17,7 +17,7 @@ NAMED = 260
 MOST = 300
 PROMPT = [72, 101, 108, 108, 111]
 HOT = SamplingParams(seed=5, temperature=1.3, top_p=0.9, penalty_window=16)
-SMALL: dict[str, Any] = {"budget": 24, "sinks": 2}
+SMALL: dict[str, object] = {"budget": 24, "sinks": 2}
 
 
 def padded(rows: int) -> Any:

@@ -243,7 +243,7 @@ def test_the_streaming_window_moves_with_its_sinks() -> None:
     ],
 )
 def test_bad_options(
-    strategy: str, options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+    strategy: str, options: dict[str, object], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match=r"^[^\n]*$") as caught:
@@ -264,7 +264,7 @@ def test_medusa_needs_medusa_heads() -> None:
 
 # ---- the default model ---------------------------------------------------------------------------
 
-DEFAULT_RUNS: list[tuple[str, dict[str, Any]]] = [
+DEFAULT_RUNS: list[tuple[str, dict[str, object]]] = [
     ("tokenswift", {"tree": (1, 3, 3, 3), "ngrams": 20, "budget": 128, "draft": "partial"}),
     ("medusa", {"tree": (1, 3, 3)}),
     ("magicdec", {"budget": 128, "kv": "snapkv"}),

@@ -36,7 +36,7 @@ def same(expected: Generation, got: Generation) -> bool:
 
 # ---- tiny models of every family -----------------------------------------------------------------
 
-OPTIONS: list[dict[str, Any]] = [
+OPTIONS: list[dict[str, object]] = [
     {"tree": (1, 3, 3, 3), "ngrams": 6, "budget": 24, "draft": "partial"},
     {"tree": (3, 3, 3, 3), "ngrams": 6, "draft": "hidden"},
     {"tree": (2, 2), "ngrams": 0, "budget": 24, "draft": "partial", "cache": "partial"},

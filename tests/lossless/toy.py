@@ -59,7 +59,7 @@ CASES: dict[str, SamplingParams] = {
 }
 #: Drafting that reaches every part of the code; the runs take turns. Options a strategy lacks are
 #: left out.
-EXERCISES: tuple[dict[str, Any], ...] = (
+EXERCISES: tuple[dict[str, object], ...] = (
     {
         **{"tree": (1, 3, 3), "ngrams": 4, "budget": 5, "sinks": 1, "draft": "partial"},
         **{
@@ -83,7 +83,7 @@ EXERCISES: tuple[dict[str, Any], ...] = (
         },
     },
 )
-PUBLISHED: dict[str, Any] = {
+PUBLISHED: dict[str, object] = {
     "tree": (1, 3, 3, 3),
     "ngrams": 0,
     "draft": "partial",
@@ -92,7 +92,7 @@ PUBLISHED: dict[str, Any] = {
 }
 
 
-def options_of(strategy: str, wanted: dict[str, Any]) -> dict[str, Any]:
+def options_of(strategy: str, wanted: dict[str, object]) -> dict[str, object]:
     """The options among ``wanted`` that a strategy has."""
     known = {field.name for field in fields(OPTIONS[strategy])}
     return {name: value for name, value in wanted.items() if name in known}
@@ -209,7 +209,7 @@ def outcomes(
     strategy: str,
     params: SamplingParams,
     seeds: int,
-    exercises: tuple[dict[str, Any], ...] = EXERCISES,
+    exercises: tuple[dict[str, object], ...] = EXERCISES,
     first: int = 0,
     prompt: Tokens = PROMPT,
 ) -> Iterator[Tokens]:

@@ -84,13 +84,13 @@ def plain_gguf() -> Draft:
         return Draft.of(Path(folder) / "model.gguf")
 
 
-def _write_gguf(change: Callable[[Draft], Any], folder: Path) -> Path:
+def _write_gguf(change: Callable[[Draft], object], folder: Path) -> Path:
     draft = deepcopy(plain_gguf())
     change(draft)
     return draft.write(folder / "model.gguf")
 
 
-def _write_folder(change: Callable[[Folder], Any], folder: Path) -> Path:
+def _write_folder(change: Callable[[Folder], object], folder: Path) -> Path:
     changed = deepcopy(plain_folder())
     change(changed)
     return changed.write(folder)
@@ -120,12 +120,12 @@ def _write_changed(seed: int, folder: Path) -> Path:
     return path
 
 
-def put(key: str, value: Value | None) -> Callable[[Draft], Any]:
+def put(key: str, value: Value | None) -> Callable[[Draft], object]:
     """A change of a key's value; None takes it out."""
     return lambda d: d.set(key, value)
 
 
-def entry(**changed: Any) -> Callable[[Draft], Any]:
+def entry(**changed: object) -> Callable[[Draft], object]:
     """A change of fields of the second tensor's entry."""
 
     def change(draft: Draft) -> None:
@@ -135,7 +135,7 @@ def entry(**changed: Any) -> Callable[[Draft], Any]:
     return change
 
 
-def _value(value: Value) -> Callable[[Draft], Any]:
+def _value(value: Value) -> Callable[[Draft], object]:
     return lambda d: d.values.append(("x", value))
 
 
@@ -153,7 +153,7 @@ def _infinite_scales(draft: Draft) -> None:
     )
 
 
-GGUF: dict[str, Callable[[Draft], Any]] = {
+GGUF: dict[str, Callable[[Draft], object]] = {
     "other magic": lambda d: setattr(d, "magic", b"FUGG"),
     "2^63 tensors": lambda d: setattr(d, "counts", (1 << 63, None)),
     "only 1,000 bytes": lambda d: setattr(d, "cut", 1000),
@@ -186,15 +186,15 @@ GGUF: dict[str, Callable[[Draft], Any]] = {
 }
 
 
-def _content(make: Callable[[bytes], bytes]) -> Callable[[Folder], Any]:
+def _content(make: Callable[[bytes], bytes]) -> Callable[[Folder], object]:
     return lambda folder: folder.files.update({WEIGHTS: make(folder.files[WEIGHTS])})
 
 
-def _query(**fields: Any) -> Callable[[Folder], Any]:
+def _query(**fields: object) -> Callable[[Folder], object]:
     return _content(lambda c: edited(c, lambda header: header[QUERY].update(fields)))
 
 
-def _tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Folder], Any]:
+def _tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Folder], object]:
     """Other tensors, honestly written."""
 
     def make(content: bytes) -> bytes:
@@ -204,7 +204,7 @@ def _tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Fold
     return _content(make)
 
 
-def _all_in(name: str) -> Callable[[Folder], Any]:
+def _all_in(name: str) -> Callable[[Folder], object]:
     """An index that names one file for all tensors."""
 
     def make(folder: Folder) -> None:
@@ -227,14 +227,14 @@ def _pickled(folder: Folder) -> None:
     folder.files["pytorch_model.bin"] = pickle.dumps(_Runs())
 
 
-def _instead(make: Callable[[Path], Any]) -> Callable[[Folder], Any]:
+def _instead(make: Callable[[Path], object]) -> Callable[[Folder], object]:
     """Something else in place of the weights."""
     return lambda f: f.last.append(
         lambda folder: ((folder / WEIGHTS).unlink(), make(folder / WEIGHTS))
     )
 
 
-SAFETENSORS: dict[str, Callable[[Folder], Any]] = {
+SAFETENSORS: dict[str, Callable[[Folder], object]] = {
     "the file is a pipe": _instead(os.mkfifo),
     "the file is a link to /dev/zero": _instead(lambda path: path.symlink_to("/dev/zero")),
     "cut off in the data": _content(lambda c: c[:-1000]),
@@ -253,17 +253,17 @@ SAFETENSORS: dict[str, Callable[[Folder], Any]] = {
 }
 
 
-def _config(**fields: Any) -> Callable[[Folder], Any]:
+def _config(**fields: object) -> Callable[[Folder], object]:
     return lambda folder: folder.set(CONFIG, **fields)
 
 
-def _rope(**fields: Any) -> Callable[[Folder], Any]:
+def _rope(**fields: object) -> Callable[[Folder], object]:
     return _config(
         rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, **fields}
     )
 
 
-CONFIGS: dict[str, Callable[[Folder], Any]] = {
+CONFIGS: dict[str, Callable[[Folder], object]] = {
     "no layers": _config(num_hidden_layers=0),
     "a width of 10^400": _config(hidden_size=10**400),
     "heads that do not divide the width": _config(num_attention_heads=5, head_dim=None),
@@ -286,23 +286,23 @@ CONFIGS: dict[str, Callable[[Folder], Any]] = {
 }
 
 
-def _vocabulary(**fields: Any) -> Callable[[Folder], Any]:
+def _vocabulary(**fields: object) -> Callable[[Folder], object]:
     def make(folder: Folder) -> None:
-        fields = folder.object_in(TOKENIZER)
-        fields["model"].update(fields)
-        folder.put_object(TOKENIZER, fields)
+        stated = folder.object_in(TOKENIZER)
+        stated["model"].update(fields)
+        folder.put_object(TOKENIZER, stated)
 
     return make
 
 
-def _template(template: str) -> Callable[[Folder], Any]:
+def _template(template: str) -> Callable[[Folder], object]:
     def make(folder: Folder) -> None:
         folder.files["chat_template.jinja"] = template.encode()
 
     return make
 
 
-TOKENIZERS: dict[str, Callable[[Folder], Any]] = {
+TOKENIZERS: dict[str, Callable[[Folder], object]] = {
     "no JSON": lambda f: f.files.update({TOKENIZER: f.files[TOKENIZER][:500]}),
     "an empty vocabulary": _vocabulary(vocab={}),
     "an added token beyond the rows": lambda f: f.set(

@@ -32,18 +32,18 @@ class Folder:
     """
 
     files: dict[str, bytes]
-    last: list[Callable[[Path], Any]] = field(default_factory=list)
+    last: list[Callable[[Path], object]] = field(default_factory=list)
 
     def object_in(self, name: str) -> dict[str, Any]:
         """What a JSON file says."""
         return json.loads(self.files.get(name, b"{}"))
 
-    def put_object(self, name: str, object_in: Any) -> Folder:
+    def put_object(self, name: str, object_in: object) -> Folder:
         """Have a file say something, in JSON."""
         self.files[name] = json.dumps(object_in).encode()
         return self
 
-    def set(self, name: str, /, **fields: Any) -> Folder:
+    def set(self, name: str, /, **fields: object) -> Folder:
         """Have a JSON object say some fields."""
         return self.put_object(name, {**self.object_in(name), **fields})
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -14,7 +12,7 @@ from tokenswift.speculation.drafters.base import DraftVocabulary
 
 def test_the_same_tokens_in_another_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a card every text brings its own copy of the frequent ones."""
-    target: Any = LLM.from_model(tiny_model("llama"), heads=None).target
+    target: object = LLM.from_model(tiny_model("llama"), heads=None).target
     gathered: list[int] = []
     gather = target._head_rows
     monkeypatch.setattr(

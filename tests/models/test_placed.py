@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -13,7 +12,7 @@ from tokenswift import LLM
 
 PROMPT = list(range(40, 100)) * 2
 PAPER = {"tree": (1, 2, 2), "ngrams": 4, "budget": 64, "sinks": 8, "draft": "partial"}
-HOW: list[tuple[str, dict[str, Any], bool]] = [  # with greedy decoding or a seed
+HOW: list[tuple[str, dict[str, object], bool]] = [  # with greedy decoding or a seed
     ("autoregressive", {}, True),
     ("tokenswift", PAPER, False),
     ("magicdec", {"budget": 64}, True),
@@ -67,7 +66,7 @@ def disk(folder: str, plain: LLM) -> dict[str, str | int]:
 def test_tokens_are_those_of_one_device(
     folder: str, plain: LLM, expected: list[list[int]], disk: dict[str, str | int], kind: str
 ) -> None:
-    where: Any = disk if kind == "disk" else kind
+    where: object = disk if kind == "disk" else kind
     model = AutoModelForCausalLM.from_pretrained(folder, device_map=where)
     llm = LLM.from_model(model, plain.tokenizer, heads=None)
     assert texts(llm) == expected

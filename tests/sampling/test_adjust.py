@@ -19,7 +19,7 @@ from tokenswift.types import InputError
 
 V = 200
 OFF: dict[str, Any] = {"min_p": 0.0, "repetition_penalty": 1.0}
-DRY: dict[str, Any] = {"dry_multiplier": 0.8}
+DRY: dict[str, object] = {"dry_multiplier": 0.8}
 SETTINGS: dict[str, dict[str, Any]] = {
     "presence": {"presence_penalty": 1.5},
     "frequency": {"frequency_penalty": 0.3, "penalty_window": 9},

@@ -174,7 +174,7 @@ def test_tokens_in_a_grammar(token: str) -> None:
 def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:
     regex = Grammar.regex("a+")
     published = {"tree": (1, 2), "acceptance": "published"}
-    calls: list[tuple[dict[str, Any], str]] = [
+    calls: list[tuple[dict[str, object], str]] = [
         ({"strategy": "tokenswift", "strategy_options": published}, "acceptance is published"),
         ({"ignore_eos": True}, "ignore_eos is True beside a grammar"),
         ({"min_tokens": 2}, "min_tokens is 2 beside a grammar"),
@@ -201,7 +201,11 @@ def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:
 
 # ---- objects have no members that their schema does not list, unless it says so ------------------
 
-A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+A: dict[str, object] = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+}
 
 
 class Inner(BaseModel):
@@ -223,7 +227,7 @@ def follows(schema: Any, text: str) -> bool:
     return masks_of(grammar).reach([], ids) == len(ids)
 
 
-def nested(schema: Any) -> dict[str, Any]:
+def nested(schema: object) -> dict[str, object]:
     return {"type": "object", "properties": {"x": schema}, "required": ["x"]}
 
 

@@ -17,7 +17,7 @@ from tokenswift.sampling.filters import processed, repetition_penalty
 PROMPT = [5, 9, 5, 9, 30, 5, 9]
 NEW = 60
 TOP = 4
-TREE: dict[str, Any] = {"tree": (3, 3), "draft": "partial", "budget": 24}
+TREE: dict[str, object] = {"tree": (3, 3), "draft": "partial", "budget": 24}
 PARAMS = {
     "plain": SamplingParams(seed=3),
     "processed": SamplingParams(

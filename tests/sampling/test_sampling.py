@@ -70,7 +70,7 @@ def test_processors_equal_transformers(seed: int, width: int, spread: float) -> 
     ("filter_of", "value"), [(top_k, 2), (top_p, 0.4), (min_p, 1 - 1e-7), (eta, 0.9)]
 )
 def test_ties_at_the_cut_are_all_kept(
-    filter_of: Callable[[Tensor, Any], Tensor], value: float
+    filter_of: Callable[[Tensor, object], Tensor], value: float
 ) -> None:
     scores = torch.tensor([[1.0, 5.0, 5.0, 0.0, 5.0, 5.0, -2.0]])
     is_left = filter_of(scores, value)[0] > -math.inf

@@ -99,7 +99,7 @@ def test_a_client_that_is_gone_ends_the_steps(
     slow.pause = 0.03
     fields = {"/v1/responses": "input", "/v1/completions": "prompt"}
     length = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-    body: dict[str, Any] = {"stream": stream, length: 900, "tokenswift": {"ignore_eos": True}}
+    body: dict[str, object] = {"stream": stream, length: 900, "tokenswift": {"ignore_eos": True}}
     chat = {"messages": [{"role": "user", "content": "hello"}]}
     body |= {fields[path]: "hello"} if path in fields else chat
     content = json.dumps(body).encode()
@@ -248,7 +248,7 @@ def test_damage_on_the_disk(
 # ---- what a server says of itself, and that it ends whatever is under way ------------------------
 
 KEY = "a-key-of-a-client"
-LONG: dict[str, Any] = {**CALL, "max_output_tokens": 900, "background": True}
+LONG: dict[str, object] = {**CALL, "max_output_tokens": 900, "background": True}
 
 
 def health(server: Running) -> tuple[int, str]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from tests.lossless.test_grammar import GROWING
 from tests.serve.conftest import Running
@@ -17,7 +16,7 @@ from tokenswift.serve.answers import fault_of
 
 NEW = 60
 GROWS = {"kind": "regex", "text": GROWING}
-LIST: dict[str, Any] = {
+LIST: dict[str, object] = {
     "type": "array",
     "items": {"enum": [1, 22, 333]},
     "minItems": 2,
@@ -25,9 +24,9 @@ LIST: dict[str, Any] = {
 }
 REGEX = "(ab|ac|a[0-9]){9,40}"
 LARK = 'start: "(" start ")" | /[a-d]+/'
-FORM: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "c", "schema": COLOUR}}
+FORM: dict[str, object] = {"type": "json_schema", "json_schema": {"name": "c", "schema": COLOUR}}
 #: fields of a request → the grammar of ``LLM.generate``
-ASKED: list[tuple[dict[str, Any], Grammar]] = [
+ASKED: list[tuple[dict[str, object], Grammar]] = [
     ({"tokenswift": {"grammar": {"kind": "regex", "text": REGEX}}}, Grammar.regex(REGEX)),
     ({"response_format": {"type": "json_schema", "schema": LIST}}, Grammar.json_schema(LIST)),
     (
@@ -62,7 +61,7 @@ DEEP = {
 }
 ROOT = {"$defs": DEEP, "$ref": "#/$defs/d0"}
 #: a schema or a choice, and why it is refused
-HOSTILE: list[tuple[dict[str, Any], str]] = [
+HOSTILE: list[tuple[dict[str, object], str]] = [
     (
         {"kind": "json_schema", "text": json.dumps(ENDLESS)},
         "no mask for position 2 (parser error: Too many",

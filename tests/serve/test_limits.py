@@ -67,7 +67,7 @@ def test_other_sites_that_may_ask(start: Start) -> None:
 def test_a_long_prompt_is_not_encoded(
     start: Start, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def encode(prompt: Any) -> list[int]:
+    def encode(prompt: object) -> list[int]:
         raise AssertionError("it was encoded")
 
     server = start(max_prompt=20)

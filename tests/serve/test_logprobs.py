@@ -54,7 +54,7 @@ def test_a_chats_logprobs_are_those_of_plain_decoding(server: Running, llm: LLM)
 
 
 def test_logprobs_are_those_of_the_stream(server: Running) -> None:
-    body: dict[str, Any] = {"max_tokens": NEW, "seed": 5}
+    body: dict[str, object] = {"max_tokens": NEW, "seed": 5}
     chat = {**body, "messages": CHAT, "logprobs": True, "top_logprobs": 2}
     complete = server.post("/v1/chat/completions", chat).json()["choices"][0]
     chunks = chunks_of(server, "/v1/chat/completions", chat)
@@ -157,7 +157,7 @@ def test_each_of_several_prompts_is_gone_on_from(server: Running, llm: LLM) -> N
         assert texts_of(chunks) == dict(enumerate(alone))
 
 
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
+REFUSED: list[tuple[str, dict[str, object], str]] = [
     ("completions", {"prompt": "x", "n": 0}, "n is 0; valid: an integer from 1 to 128"),
     ("completions", {"prompt": "x", "n": 129}, "n is 129; valid: an integer from 1 to 128"),
     (

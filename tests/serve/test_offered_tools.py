@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -83,7 +82,7 @@ def test_parameters_that_are_no_objects_are_refused(tools: Running, schema: obje
 
 def test_they_are_offered_after_a_restart_too(start: Start, calling: LLM, tmp_path: Path) -> None:
     folder = str(tmp_path / "answers")
-    flat: Any = {"type": "function", "name": "odd", "parameters": AHEAD}
+    flat: object = {"type": "function", "name": "odd", "parameters": AHEAD}
     body = {"input": "Hi", "tools": [flat], "max_output_tokens": 60, "background": True}
     server = start(calling, run_dir=folder)
     name = server.post("/v1/responses", body).json()["id"]

@@ -16,13 +16,13 @@ from pydantic import TypeAdapter
 from tests.serve.conftest import Running, Start
 from tokenswift import LLM
 
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+EVENT: TypeAdapter[object] = TypeAdapter(ResponseStreamEvent)
 CHAT: list[Any] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Hello!"},
 ]
 NEW = 40
-COLOUR: dict[str, Any] = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}}
+COLOUR: dict[str, object] = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}}
 COLOUR |= {"required": ["colour"], "additionalProperties": False}
 
 

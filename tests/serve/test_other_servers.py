@@ -22,8 +22,8 @@ HELLO: dict[str, Any] = {
     "max_tokens": 8,
     "seed": 5,
 }
-TEXT: dict[str, Any] = {"prompt": "hello", "max_tokens": 40, "seed": 5}
-RESPONSE: dict[str, Any] = {"input": "Hello!", "max_output_tokens": 8}
+TEXT: dict[str, object] = {"prompt": "hello", "max_tokens": 40, "seed": 5}
+RESPONSE: dict[str, object] = {"input": "Hello!", "max_output_tokens": 8}
 
 
 def test_every_field_of_the_client_may_be_null(server: Running) -> None:
@@ -38,7 +38,7 @@ def test_every_field_of_the_client_may_be_null(server: Running) -> None:
 
 
 #: fields that ask for nothing
-NOTHING: dict[str, Any] = {
+NOTHING: dict[str, object] = {
     "seed": -1,
     "temperature": 0,
     "stop": [""],

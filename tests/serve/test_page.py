@@ -66,7 +66,7 @@ def test_libraries_are_those_that_were_chosen_with_their_licences() -> None:
 
 NUMBERS = json.loads(SCRIPT.partition("NUMBERS = ")[2].partition(";")[0])
 #: a request as the page makes it, with all its settings
-REQUEST: dict[str, Any] = {
+REQUEST: dict[str, object] = {
     "background": True,
     "stream": True,
     "instructions": "Be brief.",

@@ -43,7 +43,7 @@ def random_eagle(
     names: int | None = None,
     shared: bool = False,
     std: float = 0.2,
-    **changes: Any,
+    **changes: object,
 ) -> EagleWeights:
     """A drafter of random weights.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import pytest
 
@@ -39,7 +38,12 @@ def llm_of(kind: str | None, sure: bool) -> LLM:
 
 
 def run(
-    llm: LLM, strategy: str, options: dict[str, Any], params: SamplingParams, steps: int, gamma: int
+    llm: LLM,
+    strategy: str,
+    options: dict[str, object],
+    params: SamplingParams,
+    steps: int,
+    gamma: int,
 ) -> None:
     """Check that all drafts of ``steps`` steps are accepted, ``gamma`` tokens deep."""
     new = steps * (gamma + 1)
@@ -104,7 +108,7 @@ def test_medusa(sampling: str) -> None:
         run(llm_of("medusa", sure), "medusa", {"tree": tree}, params, 12, len(tree))
 
 
-def chains(sure: bool) -> Iterator[tuple[str, dict[str, Any], int]]:
+def chains(sure: bool) -> Iterator[tuple[str, dict[str, object], int]]:
     """Chains over caches that are far smaller than the text; the draft model is the target's
     twin."""
     twin = scripted_model(sure)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import pytest
 
@@ -42,7 +41,7 @@ def test_exact_drafts_are_accepted_in_full(
     monkeypatch.setattr(Control, "choose_mode", always(mode))
     params = GREEDY if sampling == "greedy" else NOISY
     llm = llm_of(kind, sampling == "greedy")
-    options: dict[str, Any] = {"ngrams": 0}
+    options: dict[str, object] = {"ngrams": 0}
     options |= {"draft": "hidden"} if mode == HIDDEN else {"budget": 12, "sinks": 2}
     steps = list(llm.stream(prompt(PROMPT), 300, strategy_options=options, sampling=params))
     late = [step for step in steps[len(steps) // 2 :] if step.drafted][:-1]
@@ -132,7 +131,7 @@ def test_the_text_is_plain_decodings_whatever_is_decided(
 
     for answer in (True, True, False):
         monkeypatch.setattr(Control, "should_ask", deciding(answer))
-        options: dict[str, Any] = {"budget": 32, "sinks": 4}
+        options: dict[str, object] = {"budget": 32, "sinks": 4}
         options |= {"draft_model": tiny_model("llama", layers=1)} if guest else {}
         auto = llm.generate(text, 150, strategy_options=options, sampling=sampling, ignore_eos=True)
         assert auto.token_ids == plain.token_ids

@@ -92,7 +92,11 @@ def test_heads(kind: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     [*((True, *run) for run in OF_MODELS), *((False, *run) for run in OF_PASSES)],
 )
 def test_passes(
-    models: bool, strategy: str, options: dict[str, Any], late: int, monkeypatch: pytest.MonkeyPatch
+    models: bool,
+    strategy: str,
+    options: dict[str, object],
+    late: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a draft model, or over a partial cache, that give NaN from the first or from a later one
     on."""

@@ -16,18 +16,18 @@ from tokenswift.engine.scheduler import Scheduler
 VOCAB = 12
 PROMPT = [5, 9, 2, 7, 7, 3, 8, 1, 4, 6] * 3
 SMALL = {"budget": 24, "sinks": 2}
-CHAINS: tuple[tuple[str, dict[str, Any], bool], ...] = (
+CHAINS: tuple[tuple[str, dict[str, object], bool], ...] = (
     ("triforce", {"gamma": 12, "inner_gamma": 7, "draft_budget": 16, **SMALL}, True),
     ("magicdec", {"gamma": 12, **SMALL}, False),
     ("magicdec", {"gamma": 12, "kv": "streaming", **SMALL}, True),
 )
 
 
-def model_of() -> Any:
+def model_of() -> object:
     return tiny_model("llama", vocab_size=VOCAB)
 
 
-def small_model() -> Any:
+def small_model() -> object:
     """Another model of the same vocabulary, but so like the target that some of its drafts are
     right."""
     model = tiny_model("llama", vocab_size=VOCAB)
@@ -41,14 +41,14 @@ def llm() -> LLM:
     return LLM.from_model(model_of())
 
 
-def options_of(options: dict[str, Any], small: bool) -> dict[str, Any]:
+def options_of(options: dict[str, object], small: bool) -> dict[str, object]:
     return {**options, "draft_model": small_model()} if small else options
 
 
 @pytest.mark.parametrize("greedy", [True, False])
 @pytest.mark.parametrize(("strategy", "options", "small"), CHAINS, ids=lambda part: str(part)[:40])
 def test_chains_end_where_the_text_does(
-    llm: LLM, strategy: str, options: dict[str, Any], small: bool, greedy: bool
+    llm: LLM, strategy: str, options: dict[str, object], small: bool, greedy: bool
 ) -> None:
     """Of the last token that is wanted there is no draft: the target chooses it itself."""
     sampling = SamplingParams(seed=3, greedy=greedy)
@@ -84,7 +84,7 @@ class Passes:
 
 @pytest.mark.parametrize(("strategy", "options", "small"), CHAINS, ids=lambda part: str(part)[:40])
 def test_a_draft_ends_between_two_passes(
-    strategy: str, options: dict[str, Any], small: bool
+    strategy: str, options: dict[str, object], small: bool
 ) -> None:
     """Whoever cancels a text waits for one pass and not for a whole draft; the others go on."""
     llm = LLM.from_model(model_of())
