@@ -12,7 +12,7 @@ from tests.serve.conftest import Running
 from tests.serve.test_openai import COLOUR, streamed
 from tokenswift import LLM, Grammar
 from tokenswift.sampling.masks import LEFT, NoMask
-from tokenswift.serve.answers import fault_of
+from tokenswift.serve.refusals import fault_of
 
 NEW = 60
 GROWS = {"kind": "regex", "text": GROWING}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import logging
+import re
 import shutil
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -14,16 +17,19 @@ import msgspec
 from tokenswift.chat import Calls, message_of
 from tokenswift.engine.ticket import Ticket
 from tokenswift.runs.folder import has_run, load_whole
-from tokenswift.runs.regular_files import write_whole
+from tokenswift.runs.regular_files import read_regular, write_whole
 from tokenswift.serve.base import Body
 from tokenswift.serve.schemas import Responses
 from tokenswift.serve.token_texts import TokenTexts, token_texts
 from tokenswift.tokenizer import Tokenizer
 from tokenswift.types import Generation, InputError, Logprob, RunError, Step
 
+logger = logging.getLogger("tokenswift")
 #: files of an answer's folder: its record, and the run of its text
 RECORD = "answer.json"
 RUN = "0"
+#: ids of responses, names of their folders
+IDS = re.compile(r"resp_[0-9a-f]{32}")
 GRAMMAR = "grammar"  # what ended a text whose grammar could not be followed any further
 STRETCH = 0.02  # seconds of steps that one event of a stream tells of
 
@@ -309,3 +315,48 @@ async def follow_all(answers: Sequence[Answer], pause: float) -> AsyncIterator[N
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def stored_values(body: Body) -> dict[str, object]:
+    """What makes a body again, as JSON values; in a thread, as it may take a while.
+
+    Raises:
+        InputError: it cannot be written as JSON.
+    """
+    values = body.model_dump(include=set(type(body).model_fields), exclude_none=True)
+    try:
+        msgspec.json.encode(values)
+    except (ValueError, OverflowError, RecursionError) as error:  # lone surrogates, large numbers
+        reason = f"the body cannot be stored ({error})"
+        raise InputError(f"{reason}; valid: whole characters") from error
+    return values
+
+
+def owner_of(key: str) -> str:
+    """Whose answers are those of a key, without the key; "" where the server has no keys."""
+    return hashlib.sha256(f"client\0{key}".encode()).hexdigest() if key else ""
+
+
+def stored_answer(
+    root: Path | None, name: str, tokenizer: Tokenizer | None, to_resume: bool = False
+) -> Answer | None:
+    """An answer from its folder, as its journal has it; None where there is none that can be
+    read, or none that is to be resumed; in a thread."""
+    if root is None or not IDS.fullmatch(name):
+        return None
+    try:
+        record = msgspec.json.decode(read_regular(root / name / RECORD), type=Record)
+        body = Responses.model_validate(record.body)
+        is_open = record.state == "open" and bool(body.background)
+        if record.id != name or (to_resume and not is_open):
+            return None
+        answer = Answer(record, body, tokenizer, root)
+        answer.recall()
+        answer.read_calls()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:  # msgspec's, pydantic's and ours
+        reason = " ".join(str(error).split())[:300]
+        logger.warning("%s cannot be read (%s); it is left alone", root / name, reason)
+        return None
+    return answer

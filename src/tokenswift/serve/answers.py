@@ -14,7 +14,6 @@ answer's.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import re
@@ -34,18 +33,23 @@ from tokenswift.engine.failures import QueueFull
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.ticket import Ticket
-from tokenswift.runs.regular_files import read_regular
-from tokenswift.sampling.masks import LEFT, NoMask
-from tokenswift.sampling.sampler import RefusedRow
-from tokenswift.serve.answer import GRAMMAR, RECORD, RUN, Answer, Record
+from tokenswift.sampling.masks import NoMask
+from tokenswift.serve.answer import (
+    GRAMMAR,
+    RUN,
+    Answer,
+    Record,
+    owner_of,
+    stored_answer,
+    stored_values,
+)
 from tokenswift.serve.base import Body
-from tokenswift.serve.refusals import Refused
+from tokenswift.serve.refusals import Refused, fault_of
 from tokenswift.serve.schemas import Responses
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
-IDS = re.compile(r"resp_[0-9a-f]{32}")
 MOST_IDLE = 64  # responses in memory besides those under way
 #: requests with a grammar that are looked at at once: one may take a core for seconds, and 4 GB
 GRAMMARS_AT_ONCE = 2
@@ -83,7 +87,7 @@ class Answers:
         first."""
         left: list[Answer] = []
         for name in os.listdir(self._root) if self._root else ():
-            answer = await asyncio.to_thread(self._read, name, to_resume=True)
+            answer = await asyncio.to_thread(self._stored, name, to_resume=True)
             if answer is not None:
                 left.append(answer)
         left.sort(key=lambda answer: answer.record.created)
@@ -97,7 +101,7 @@ class Answers:
     async def find(self, name: str, owner: str) -> Answer | None:
         """A response by its id; None where its owner (`owner_of`) has none of it."""
         if name not in self.known:
-            stored = await asyncio.to_thread(self._read, name)
+            stored = await asyncio.to_thread(self._stored, name)
             if stored is None:
                 return None
             self.known.setdefault(name, stored)
@@ -105,27 +109,9 @@ class Answers:
         self._shed(name)
         return answer if answer.record.client == owner else None
 
-    def _read(self, name: str, to_resume: bool = False) -> Answer | None:
-        """An answer from its folder, as its journal has it; None where there is none that can be
-        read, or none that is to be resumed; in a thread."""
-        if self._root is None or not IDS.fullmatch(name):
-            return None
-        try:
-            record = msgspec.json.decode(read_regular(self._root / name / RECORD), type=Record)
-            body = Responses.model_validate(record.body)
-            is_open = record.state == "open" and bool(body.background)
-            if record.id != name or (to_resume and not is_open):
-                return None
-            answer = Answer(record, body, self._tokenizer, self._root)
-            answer.recall()
-            answer.read_calls()
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:  # msgspec's, pydantic's and ours
-            reason = " ".join(str(error).split())[:300]
-            logger.warning("%s cannot be read (%s); it is left alone", self._root / name, reason)
-            return None
-        return answer
+    def _stored(self, name: str, to_resume: bool = False) -> Answer | None:
+        """See `stored_answer`."""
+        return stored_answer(self._root, name, self._tokenizer, to_resume)
 
     def _shed(self, newest: str) -> None:
         """Let go of the responses that were asked for least lately, and are not under way."""
@@ -408,31 +394,3 @@ class Answers:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def stored_values(body: Body) -> dict[str, object]:
-    """What makes a body again, as JSON values; in a thread, as it may take a while.
-
-    Raises:
-        InputError: it cannot be written as JSON.
-    """
-    values = body.model_dump(include=set(type(body).model_fields), exclude_none=True)
-    try:
-        msgspec.json.encode(values)
-    except (ValueError, OverflowError, RecursionError) as error:  # lone surrogates, large numbers
-        reason = f"the body cannot be stored ({error})"
-        raise InputError(f"{reason}; valid: whole characters") from error
-    return values
-
-
-def owner_of(key: str) -> str:
-    """Whose answers are those of a key, without the key; "" where the server has no keys."""
-    return hashlib.sha256(f"client\0{key}".encode()).hexdigest() if key else ""
-
-
-def fault_of(error: BaseException, bad_words: Sequence[object] | None) -> BaseException | None:
-    """What ended a text, where its request is to blame: another try would end as well. None: it is
-    not."""
-    if isinstance(error, RefusedRow) and bad_words and error.fault != "NaN":
-        return InputError("bad_words leave no token that may be written; valid: fewer", "bad_words")
-    return error if isinstance(error, NoMask) and error.reason != LEFT else None

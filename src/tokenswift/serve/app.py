@@ -29,8 +29,8 @@ from tokenswift.engine.llm import LLM
 from tokenswift.engine.request import SHARED_STRATEGIES
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.loader.find import short_name
-from tokenswift.serve.answer import Answer
-from tokenswift.serve.answers import Answers, owner_of
+from tokenswift.serve.answer import Answer, owner_of
+from tokenswift.serve.answers import Answers
 from tokenswift.serve.base import Body
 from tokenswift.serve.bodies import read_body
 from tokenswift.serve.connections import protocol_of
@@ -39,7 +39,7 @@ from tokenswift.serve.llama_cpp import InfillBody, infill_json, stream_infill
 from tokenswift.serve.objects import why_unfinished
 from tokenswift.serve.openai import complete_json, stream_chunks
 from tokenswift.serve.page import page_of
-from tokenswift.serve.refusals import Refused, log_text, wrong_fields
+from tokenswift.serve.refusals import GONE, Refused, log_text, wrong_fields
 from tokenswift.serve.responses import response_object, stream_events
 from tokenswift.serve.schemas import Chat, Completion, Responses
 from tokenswift.serve.settings import Settings
@@ -50,7 +50,6 @@ logger = logging.getLogger("tokenswift")
 INFILL = "/infill"
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models")
 LOOK = 0.1  # seconds until it is looked again whether a client is still there
-GONE = 499  # the client closed the connection: nobody reads this
 
 
 async def refusal(request: Request, error: Exception) -> Response:

@@ -11,7 +11,8 @@ from pydantic import AliasChoices, BaseModel, Field
 from tokenswift.chat.prompts import Prompt
 from tokenswift.engine.infill import Infill
 from tokenswift.serve.answer import GRAMMAR, Answer
-from tokenswift.serve.base import MOST_MESSAGES, Body, Quick
+from tokenswift.serve.base import Body
+from tokenswift.serve.fields import MOST_MESSAGES, Quick
 from tokenswift.serve.objects import PING, QUIET, data, own_fields, why_unfinished
 from tokenswift.serve.refusals import Refused
 

@@ -9,7 +9,11 @@ from typing import TypedDict
 from starlette.exceptions import HTTPException
 
 from tokenswift.checks import shown
+from tokenswift.sampling.masks import LEFT, NoMask
+from tokenswift.sampling.sampler import RefusedRow
+from tokenswift.types import InputError
 
+GONE = 499  # the client closed the connection: nobody reads this
 _UNION = re.compile(r"str|\w+\[.*\]")  # what pydantic calls the members of a union
 
 
@@ -70,3 +74,11 @@ def wrong_fields(errors: Sequence[Mapping[str, object]]) -> Refused:
 def log_text(text: str, most: int = 200) -> str:
     """A stranger's text for one line of the log: no control characters, and nothing but ASCII."""
     return ascii(text[:most])[1:-1]
+
+
+def fault_of(error: BaseException, bad_words: Sequence[object] | None) -> BaseException | None:
+    """What ended a text, where its request is to blame: another try would end as well. None: it is
+    not."""
+    if isinstance(error, RefusedRow) and bad_words and error.fault != "NaN":
+        return InputError("bad_words leave no token that may be written; valid: fewer", "bad_words")
+    return error if isinstance(error, NoMask) and error.reason != LEFT else None

@@ -12,7 +12,8 @@ from tokenswift.chat.prompts import Prompt
 from tokenswift.checks import counted
 from tokenswift.engine.arguments import CallArguments
 from tokenswift.engine.infill import Infill
-from tokenswift.serve.base import MOST_MESSAGES, Body, ClientMessages, Object, Quick
+from tokenswift.serve.base import Body
+from tokenswift.serve.fields import MOST_MESSAGES, ClientMessages, Object, Quick
 from tokenswift.serve.items import PlacedMessage, foreign_items, plain_items
 from tokenswift.types import InputError
 
