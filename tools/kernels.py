@@ -24,7 +24,7 @@ sys.path.append(
     str(Path(__file__).resolve().parents[1] / "src")
 )  # where the package is not installed
 
-from tokenswift.kernels.cpu import library  # noqa: E402
+from tokenswift.kernels.cpu import compilers, library  # noqa: E402
 
 
 class Platform(NamedTuple):
@@ -150,7 +150,7 @@ def make(
 
 def _run(command: list[str]) -> None:
     try:
-        ran = subprocess.run(command, capture_output=True, timeout=library.TIMEOUT, check=False)
+        ran = subprocess.run(command, capture_output=True, timeout=compilers.TIMEOUT, check=False)
     except (OSError, subprocess.SubprocessError) as error:
         raise BuildError(" ".join(str(error).split())[:200]) from error
     if ran.returncode:

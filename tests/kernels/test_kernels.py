@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from tests.kernels.rows import CHUNK, fuzz
 from tokenswift.kernels.attention import AttentionContext
 from tokenswift.kernels.base import Backend
-from tokenswift.kernels.cpu import library
+from tokenswift.kernels.cpu import compilers, library
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.kernels.formats import FORMATS
 from tokenswift.kernels.packed import Packed
@@ -271,24 +271,23 @@ def test_every_number_format_is_a_part_of_its_own() -> None:
 def test_progress_is_told_part_by_part(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     commands = [["true"]] * 3
-    assert library._run_all(commands, tmp_path, lambda *step: told.append(step)) is None
+    assert compilers.run_all(commands, tmp_path, 2, lambda *step: told.append(step)) is None
     assert told == [("compile", done, 3) for done in sorted({done for _, done, _ in told})]
     assert [told[0][1], told[-1][1]] == [0, 3]
 
 
-def test_a_part_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "usable_processors", lambda: 2)
+def test_a_part_that_fails_ends_the_others(tmp_path: Path) -> None:
     began = time.monotonic()
     failing = ["sh", "-c", "echo 'x.c:3: error: no such thing' >&2; exit 1"]
-    reason = library._run_all([["sleep", "60"], failing, ["sleep", "60"]], tmp_path)
+    reason = compilers.run_all([["sleep", "60"], failing, ["sleep", "60"]], tmp_path, processors=2)
     assert reason == "x.c:3: error: no such thing"
     assert time.monotonic() - began < 30
 
 
 def test_compilers_have_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "TIMEOUT", 0.1)
+    monkeypatch.setattr(compilers, "TIMEOUT", 0.1)
     with pytest.raises(subprocess.TimeoutExpired):
-        library._run_all([["sleep", "60"]], tmp_path)
+        compilers.run_all([["sleep", "60"]], tmp_path, processors=2)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
