@@ -16,7 +16,8 @@ from tokenswift import LLM
 from tokenswift.loader.default_model import cache_dir, fetch_default
 from tokenswift.loader.fetch import fetch_wheel
 from tokenswift.loader.find import gguf_in
-from tokenswift.loader.load import fitting, load
+from tokenswift.loader.guards import fitting
+from tokenswift.loader.load import load
 from tokenswift.types import InputError, RunError
 
 Change = Callable[[Path], object]

@@ -10,12 +10,8 @@ from __future__ import annotations
 
 import copy
 import json
-import threading
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from logging import CRITICAL
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
 
@@ -37,6 +33,7 @@ from tokenswift.loader.fused import parts_of
 from tokenswift.loader.gguf import GgufFile
 from tokenswift.loader.gguf_names import OUTER
 from tokenswift.loader.gguf_tokenizer import gguf_tokenizer
+from tokenswift.loader.guards import check_memory, fitting, quiet_transformers
 from tokenswift.loader.layout import EMBEDDING
 from tokenswift.loader.multimodal import wraps_text
 from tokenswift.loader.opened import Opened, open_files, open_gguf
@@ -46,7 +43,6 @@ from tokenswift.loader.recurrent import our_name
 from tokenswift.loader.rope import positions_name
 from tokenswift.loader.safetensors_file import INDEX, SafetensorsFile, weight_files
 from tokenswift.loader.weights import Weights, unstored
-from tokenswift.memory import memory_of
 from tokenswift.types import InputError, RunError
 
 if TYPE_CHECKING:
@@ -55,7 +51,6 @@ if TYPE_CHECKING:
 #: a causal LM of transformers, whose own annotations do not hold (``to`` takes a model for a name)
 CausalModel: TypeAlias = Any
 
-_one_at_a_time = threading.RLock()
 #: numbers of a model that a byte of its files may hold: those of one bit
 PER_BYTE = 8
 #: ends of the names of files that parsers read whole
@@ -236,41 +231,6 @@ def _empty(config: PreTrainedConfig) -> CausalModel:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def check_memory(name: str, needed: int, place: str) -> None:
-    """Refuse a model whose weights alone are more than the memory that can be had: the system would
-    end the process without a word.
-
-    Args:
-        needed: bytes.
-        place: from :func:`check_place`.
-    Raises:
-        InputError: they do not fit.
-    """
-    memory = memory_of(torch.device(place))
-    if memory is not None and needed > memory.free:
-        raise InputError(
-            f"model {name} needs {needed:,} bytes of memory for its weights, {memory.free:,} "
-            "bytes are available; valid: a smaller model, or weights of fewer bits "
-            "(dtype bfloat16, weights q4_0)"
-        )
-
-
-@contextmanager
-def fitting(name: str, place: object) -> Iterator[None]:
-    """Inside the block, memory that runs out is a failure in one line.
-
-    Raises:
-        RunError: the model does not fit.
-    """
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise RunError(
-            f"model {name} does not fit into the memory of device {place}; valid: a smaller "
-            "model; nothing was kept"
-        ) from error
-
-
 def _model(
     name: str, source: Path, config: PreTrainedConfig, how: LoadConfig, device: str
 ) -> CausalModel:
@@ -293,30 +253,6 @@ def _model(
                 f"({len(tensors)} tensors {fault.removesuffix('_keys')}, e.g. {tensors[0]})"
             )
     return model.eval()
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bars, log lines and Python warnings inside the block. These
-    settings are the whole process's, so other threads wait for their turn.
-
-    Loading errors still surface: they are exceptions. The previous settings come back at the end.
-    """
-    from transformers.utils import logging
-
-    with _one_at_a_time:
-        has_bars = logging.is_progress_bar_enabled()
-        verbosity = logging.get_verbosity()
-        logging.disable_progress_bar()
-        logging.set_verbosity(CRITICAL)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                yield
-        finally:
-            logging.set_verbosity(verbosity)
-            if has_bars:
-                logging.enable_progress_bar()
 
 
 def model_of(files: Opened) -> CausalModel:

@@ -33,6 +33,7 @@ from tokenswift.loader.ends import (
     without_message_ends,
 )
 from tokenswift.loader.find import locate, short_name
+from tokenswift.loader.guards import check_memory, fitting
 from tokenswift.loader.host import HeadsHost, holds_heads, host_of
 from tokenswift.loader.identity import (
     base_of_weights,
@@ -41,14 +42,7 @@ from tokenswift.loader.identity import (
     parameters,
     tokenizer_digest,
 )
-from tokenswift.loader.load import (
-    check_memory,
-    check_place,
-    fitting,
-    load_located,
-    load_tokenizer,
-    model_of,
-)
+from tokenswift.loader.load import check_place, load_located, load_tokenizer, model_of
 from tokenswift.loader.named_sampling import named_sampling, usable_sampling
 from tokenswift.loader.opened import Opened, open_files
 from tokenswift.loader.weights import Weights
