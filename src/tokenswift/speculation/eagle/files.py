@@ -19,8 +19,8 @@ from tokenswift.checks import integer_of
 from tokenswift.files import MOST_CONFIG, object_in
 from tokenswift.loader.find import gguf_in
 from tokenswift.loader.gguf import GgufFile, read_tensor
-from tokenswift.loader.gguf_config import positions
 from tokenswift.loader.gguf_names import NUMBER_KEYS
+from tokenswift.loader.gguf_positions import positions
 from tokenswift.loader.positions import positions_said
 from tokenswift.loader.schema import check_numbers, refusal
 from tokenswift.loader.tensors import Entry, dense
