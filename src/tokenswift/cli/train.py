@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from tokenswift.checks import check_choice
+from tokenswift.checks import LARGEST, check_choice
 from tokenswift.cli import options
 from tokenswift.cli.declare import Subparsers, add_options, command
 from tokenswift.cli.progress import Stages
@@ -25,7 +26,8 @@ from tokenswift.types import InputError
 
 logger = logging.getLogger("tokenswift")
 #: fields of `TrainingOptions` and `DataOptions` that are no options of their own
-SET_OTHERWISE = ("data", "targets", "seed", "bf16")
+SET_OTHERWISE = ("data", "from_runs", "targets", "seed", "bf16")
+MORE_LR = 3e-4  # peak learning rate of a training that goes on
 HEAD_WIDTH = 64  # of eagle's attention
 #: what a drafter of the kind eagle learns where no option of sampling is given
 EAGLE_SAMPLING = {**NEUTRAL, "temperature": 0.8}
@@ -50,7 +52,12 @@ class Drafter(options.Quiet):
         hidden: width of eagle, a multiple of 64
         data: what the model writes after: self (questions, essays, stories, code and tables that it
             is asked for), or a text file or a folder of them, whose passages it continues
-        work: folder for states and checkpoint; default: OUT.work
+        more: go on from the drafter that is there already, with so many tokens of new texts; of the
+            two, the one that names more of what is held out stays
+        from_runs: folder of runs, such as --run-dir of serve or generate: the model also continues
+            passages of their texts, in turns with the questions
+        work: folder for states and checkpoint; default: OUT.work, with more OUT.more, which goes in
+            the end
         dtype: of the model's passes, as for generate
         device: auto, cpu, cuda or cuda:N
     """
@@ -63,6 +70,8 @@ class Drafter(options.Quiet):
     depths: Annotated[int, AtLeast(1)] = 3
     hidden: Annotated[int, AtLeast(HEAD_WIDTH)] = 768
     data: Annotated[str, Option("PATH", shown=True)] = "self"
+    from_runs: Annotated[str | None, Option("DIR", shown=True)] = None
+    more: Annotated[int | None, AtLeast(256), Option("N", shown=True)] = None
     work: Annotated[Path | None, Option("DIR", shown=True)] = None
     dtype: Annotated[str, SHOWN] = "auto"
     device: Annotated[str, SHOWN] = "auto"
@@ -98,6 +107,11 @@ def run(args: argparse.Namespace) -> int:
         args.out = place_for(args.model, args.kind)
         args.out.parent.mkdir(parents=True, exist_ok=True)
     check_writable("--out", args.out, "regular file")
+    if args.more is not None and args.kind != "eagle":
+        raise InputError(f"more is given with kind {args.kind}; valid: kind eagle", "more")
+    if args.more is not None and not args.out.is_file():
+        text = f"{args.out} is not there to go on from"
+        raise InputError(f"{text}; valid: train without --more first", "more")
     job, dtype, device = job_of(args)
     logger.info("loading %s", args.model)
 
@@ -114,7 +128,13 @@ def run(args: argparse.Namespace) -> int:
         llm = LLM(args.model, dtype, device, heads=None, eagle=None, on_progress=stages)
         if args.kind == "eagle":
             notes = train_eagle(
-                llm, job, logger.info, stages, depths=args.depths, hidden=args.hidden
+                llm,
+                job,
+                logger.info,
+                stages,
+                depths=args.depths,
+                hidden=args.hidden,
+                goes_on=args.more is not None,
             )
         else:
             notes = train_heads(
@@ -126,8 +146,10 @@ def run(args: argparse.Namespace) -> int:
                 count=args.num_heads,
                 inner=args.inner,
             )
+    if args.more is not None:  # the next one begins with another drafter
+        shutil.rmtree(job.work, ignore_errors=True)
     figures = ", ".join(f"{name} {value}" for name, value in notes.items())
-    logger.info("wrote %s: %s", args.out, figures)
+    logger.info("%s %s: %s", "kept" if "kept" in notes else "wrote", args.out, figures)
     return 0
 
 
@@ -139,6 +161,7 @@ def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
         InputError: an option out of its range, a place that cannot be written, or --data that names
             nothing.
     """
+    from tokenswift.loader.identity import file_digest
     from tokenswift.loader.load import check_place, native_bfloat16
     from tokenswift.train.texts import files_of
 
@@ -146,13 +169,24 @@ def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
     device = check_place(LoadConfig(args.dtype, args.device))
     eagles = SamplingParams(**EAGLE_SAMPLING)
     sampling = options.sampling_from(args, eagles if args.kind == "eagle" else None)
-    work = check_writable("--work", args.work or f"{args.out}.work", "folder")
+    ending = "work" if args.more is None else "more"
+    work = check_writable("--work", args.work or f"{args.out}.{ending}", "folder")
+    if args.from_runs is not None:
+        if args.data != "self":
+            text = f"from_runs is given beside data {args.data}"
+            raise InputError(f"{text}; valid: one of the two", "from_runs")
+        files_of(args.from_runs, "--from-runs")
     if args.data != "self":
         files_of(args.data)
     values: dict[str, Any] = {"loss_vocabulary": 4096}
     values |= {} if device == "cpu" else CUDA_DEFAULTS
     values |= RECIPES[args.kind]
     values |= {name: value for name, value in vars(args).items() if value is not None}
+    if args.more is not None:  # other texts than those before, and smaller steps from the start on
+        values["tokens"] = args.more
+        values["lr"] = args.lr or MORE_LR
+        number = int(file_digest(args.out)[:6], 16)
+        sampling = replace(sampling, seed=(sampling.seed + 1 + number) % LARGEST)
     values |= {"seed": sampling.seed, "bf16": native_bfloat16(device)}
     job = Job(
         data=DataOptions(**values_of(DataOptions, values)),

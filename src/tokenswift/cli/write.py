@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tokenswift.chat.prompts import is_chat
 from tokenswift.checks import counted
+from tokenswift.cli.drafter_advice import advice_on_drafter
 from tokenswift.cli.lengths import advice_on_early_end
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.results import STDOUT, TextSink, summary, write_json
@@ -50,6 +51,10 @@ def write(
     advice = advice_on_early_end(result, request, length)
     if advice:
         logger.info("%s", advice)
+    if not args.quiet:
+        advice = advice_on_drafter(llm, getattr(args, "model", llm.name), request, result)
+        if advice:
+            logger.info("%s", advice)
     if args.json is not None:
         write_json(Path(args.json).expanduser(), record_of(llm, result, request))
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import gguf
 import torch
@@ -26,10 +27,12 @@ from torch.nn import functional as F
 from tokenswift.engine.llm import LLM
 from tokenswift.files import replacing
 from tokenswift.kernels.attention import rotated
-from tokenswift.kernels.formats import Q8_0
-from tokenswift.loader.gguf import permuted_rows
-from tokenswift.speculation.eagle.config import FEATURES, NAMES, EagleConfig
-from tokenswift.speculation.eagle.files import BASE
+from tokenswift.kernels.formats import Q8_0, Stored
+from tokenswift.loader.gguf import GgufFile, permuted_rows
+from tokenswift.loader.identity import file_digest
+from tokenswift.speculation.eagle.config import FEATURES, NAMES, EagleConfig, EagleWeights
+from tokenswift.speculation.eagle.files import BASE, load_eagle
+from tokenswift.train.agreement import agreement, in_words
 from tokenswift.train.distillation import FrozenBase, Student
 from tokenswift.train.loop import Recipe, Report
 from tokenswift.train.options import Job
@@ -88,19 +91,28 @@ def train_eagle(
     *,
     depths: int = 3,
     hidden: int = 768,
+    goes_on: bool = False,
 ) -> dict[str, object]:
-    """The whole way to a GGUF file; returns notes about the training.
+    """The whole way to a GGUF file; returns notes about the training. A drafter of the model that
+    is there already stays where it names more of what is held out.
 
     Args:
         llm, job, report, on_progress: see :class:`Recipe`.
         depths: tokens of a chain that are trained.
         hidden: see :func:`eagle_config`.
+        goes_on: begin with the drafter that is there, whose width and tokens it keeps.
     Raises:
-        InputError: an option out of range, too little data or disk, a work folder of another
-            training or one in use, or a model whose layers are of another kind.
+        InputError: there is none to go on from, an option out of range, too little data or disk, a
+            work folder of another training or one in use, or a model whose layers are of another
+            kind.
         RunError: the loss is not finite.
     """
-    plain = eagle_config(llm, 1, hidden)
+    before = drafter_there(job.out, llm)
+    if goes_on and before is None:
+        raise InputError(
+            f"{job.out} holds no drafter of this model to go on from; valid: train without --more"
+        )
+    plain = eagle_config(llm, 1, before.config.hidden if goes_on and before else hidden)
     weights = sum(math.prod(shape) for shape in plain.shapes().values())
     with working_in(job.work):
         recipe = Recipe(
@@ -110,10 +122,17 @@ def train_eagle(
             on_progress,
             weights,
             layers=plain.feature_layers[:-1],
-            eagle=[depths, hidden],
+            named=named_by(before) if goes_on and before else None,
+            eagle=[depths, plain.hidden, *([file_digest(job.out)] if goes_on else [])],
         )
         config = replace(plain, draft_vocab=recipe.frozen.size)
-        tensors = recipe.start_weights(lambda: initial_weights(config, job.training.seed))
+
+        def first() -> dict[str, Tensor]:
+            if goes_on and before is not None:
+                return float_tensors(before)
+            return initial_weights(config, job.training.seed)
+
+        tensors = recipe.start_weights(first)
         student = EagleStudent(config, tensors, depths)
         notes: dict[str, object] = {
             "kind": "eagle",
@@ -121,8 +140,61 @@ def train_eagle(
             "drafted": config.draft_vocab,
             **recipe.distil(student),
         }
-        save_eagle(student, recipe, job)
+        if before is not None and stays(before, recipe, llm, notes.get("agreement")):
+            notes["kept"] = "the one before"
+        else:
+            save_eagle(student, recipe, job)
     return notes
+
+
+def drafter_there(path: Path, llm: LLM) -> EagleWeights | None:
+    """A drafter that training has written for this very model; None: there is none."""
+    if not path.is_file():
+        return None
+    try:
+        sample = GgufFile(path).metadata.get(BASE)
+        weights = load_eagle(path, llm.target.config)
+    except (InputError, OSError):
+        return None
+    config = weights.config
+    is_ours = config.parts == PARTS and config.feature_layers[-1] == llm.target.layers
+    is_of_model = sample == llm.source.host.base.sample.tolist()
+    return weights if is_ours and is_of_model else None
+
+
+def named_by(weights: EagleWeights) -> Int[Tensor, " S"]:
+    """The tokens that a drafter can name."""
+    return torch.arange(weights.config.vocab) if weights.d2t is None else weights.d2t
+
+
+def float_tensors(weights: EagleWeights) -> dict[str, Tensor]:
+    """A drafter's weights in float32, by canonical names."""
+    return {
+        name: tensor.decode().float() if isinstance(tensor, Stored) else tensor.float()
+        for name, tensor in weights.tensors.items()
+    }
+
+
+def stays(before: EagleWeights, recipe: Recipe, llm: LLM, shares: object) -> bool:
+    """Whether the drafter that was there names more tokens a step than a new one, which is said.
+
+    Args:
+        shares: the new one's agreement; nothing where no text is held out.
+    """
+    unseen = recipe.unseen
+    layers = (*recipe.layers[:-1], llm.target.layers)
+    if unseen is None or not isinstance(shares, list):
+        return False
+    if before.config.feature_layers != layers:
+        return False
+    base = FrozenBase(llm, named_by(before), recipe.frozen.dtype)
+    old = EagleStudent(before.config, float_tensors(before), len(shares)).to(base.device)
+    known = [round(share, 3) for share in agreement(old, base, unseen)]
+    if sum(known) <= sum(shares):
+        recipe.report(f"the one before was no better ({in_words(known)}); it is replaced")
+        return False
+    recipe.report(f"the one before is better ({in_words(known)}); it stays")
+    return True
 
 
 def initial_weights(config: EagleConfig, seed: int) -> dict[str, Tensor]:

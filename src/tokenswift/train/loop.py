@@ -35,6 +35,7 @@ from tokenswift.files import replacing
 from tokenswift.kernels.base import Backend
 from tokenswift.loader.identity import digest_of
 from tokenswift.loader.safetensors_file import SafetensorsFile
+from tokenswift.train.agreement import agreement, in_words
 from tokenswift.train.distillation import Distillation, FrozenBase, Student
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
 from tokenswift.train.states import collect
@@ -67,6 +68,8 @@ class Recipe:
         on_progress: called with how many tokens have states, and how many steps are done.
         weights: how many the student has, to reckon the disk.
         layers: layers whose input states are learnt from, beside those before the final norm.
+        named: tokens that the student can name, ascending; None: the most frequent ones of the
+            texts.
         about: what else the outcome depends on; a work folder of other values is refused.
 
     Attributes:
@@ -74,6 +77,7 @@ class Recipe:
         store: the hidden states.
         counts: how often each token occurs in it.
         frozen: the parts of the model that the loss needs.
+        unseen: items of the texts that are held out; None before they are known.
 
     Raises:
         InputError: too little data, too little disk, a work folder of another training.
@@ -87,11 +91,13 @@ class Recipe:
         on_progress: OnProgress,
         weights: int,
         layers: Sequence[int] = (),
+        named: Tensor | None = None,
         **about: object,
     ) -> None:
         self.job = job
         self.report = report
         self.on_progress = on_progress
+        self.unseen: Windows | None = None
         self._start_time = time.monotonic()
         self.base = replace(llm.source.host.base, name=job.name)
         self.layers = (*layers, llm.target.layers)
@@ -99,7 +105,7 @@ class Recipe:
         self.store = self._filled_store(llm, job.data, weights)
         report(f"hidden states: {self.store.tokens:,} tokens")
         self.counts = counts(self.store, self.base.vocab_size)
-        subset = frequent(self.counts, job.training.loss_vocabulary)
+        subset = frequent(self.counts, job.training.loss_vocabulary) if named is None else named
         options = asdict(job.training)
         del options["save_every"]
         sampling = settings_of(job.sampling)
@@ -114,6 +120,10 @@ class Recipe:
         """The work folder's store, filled. Data that cannot be learnt from leave none."""
         job = self.job
         options = {**asdict(data), "data": fingerprint(data.data)}
+        if data.from_runs is None:
+            del options["from_runs"]  # as work folders of earlier versions have it
+        else:
+            options["from_runs"] = fingerprint(data.from_runs)
         writing = [job.training.seed, settings_of(job.sampling)]
         key = digest_of([VERSION, self.layers, options, writing, llm.resources.identity()])
         store = HiddenStore(job.work / "states", key)
@@ -166,13 +176,19 @@ class Recipe:
                 (job.work / name).unlink(missing_ok=True)
             self.store.discard()
             raise BadData("the training data has no text long enough to learn from")
-        return {
+        self.unseen = unseen
+        notes: dict[str, object] = {
             "data": Path(job.data.data).name,
             "tokens": self.store.tokens,
             "vocabulary": self.frozen.size,
             **Training(self, objective, learnt, unseen).run(),
             "minutes": round((time.monotonic() - self._start_time) / 60, 1),
         }
+        shares = agreement(student, self.frozen, unseen)
+        if shares:
+            self.report(in_words(shares))
+            notes["agreement"] = [round(share, 3) for share in shares]
+        return notes
 
 
 def tensors_in(path: Path) -> dict[str, Tensor]:

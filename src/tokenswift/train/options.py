@@ -54,12 +54,15 @@ class DataOptions:
         tokens: tokens to learn from (300,000, with CUDA 4,000,000, by default)
         sequence_length: tokens of a text at most (768, with CUDA 8,192, by default)
         write_batch: texts that the model writes together (16, with CUDA 32, by default)
+        from_runs: a folder of runs, of whose texts the model continues passages in turns with the
+            questions
     """
 
     data: Annotated[str, Option("PATH", shown=True)]
     tokens: Annotated[int, AtLeast(256), SHOWN] = 300_000
     sequence_length: Annotated[int, AtLeast(32)] = 768
     write_batch: Annotated[int, AtLeast(1)] = 16
+    from_runs: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

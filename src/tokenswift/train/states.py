@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, repeat
+from itertools import chain, islice, repeat
 from typing import NamedTuple
 
 import torch
@@ -105,20 +105,32 @@ def collect(
     store.finish(data.tokens)
 
 
+class Beginning(NamedTuple):
+    """What a text begins with, and how it goes on.
+
+    Attributes:
+        tokens: ids.
+        sampling: of the text.
+        is_answer: whether they are a question, whose answer the model ends.
+        is_passage: whether they are a part of the text's length.
+    """
+
+    tokens: list[int]
+    sampling: SamplingParams
+    is_answer: bool = False
+    is_passage: bool = False
+
+
 def _requests(llm: LLM, data: DataOptions, job: Job) -> Iterator[Request]:
     """The texts to write, each with a seed of its own."""
-    is_self = data.data == "self"
-    answers = is_self and llm.has_chat_template
-    new = data.sequence_length
-    if not is_self:
-        new -= _passage_length(data)
-    for number, (prompt, sampling) in enumerate(_prompts(llm, data, job)):
+    for number, begin in enumerate(_beginnings(llm, data, job)):
+        taken = _passage_length(data) if begin.is_passage else 0
         yield Request(
-            prompt,
-            new,
+            begin.tokens,
+            data.sequence_length - taken,
             PLAIN,
-            sampling=replace(sampling, seed=job.training.seed * SEEDS + number),
-            ignore_eos=not answers,
+            sampling=replace(begin.sampling, seed=job.training.seed * SEEDS + number),
+            ignore_eos=not begin.is_answer,
         )
 
 
@@ -127,28 +139,38 @@ def _passage_length(data: DataOptions) -> int:
     return data.sequence_length // 3
 
 
-def _prompts(llm: LLM, data: DataOptions, job: Job) -> Iterable[tuple[list[int], SamplingParams]]:
+def _beginnings(llm: LLM, data: DataOptions, job: Job) -> Iterable[Beginning]:
     """What the model writes after, and how: passages of a text; or questions to a model that
-    answers; or an empty beginning."""
+    answers; or an empty beginning. Passages of runs come in turns with these, until they end."""
     if data.data != "self":
-        length = _passage_length(data)
-        limit = length * max(1, data.tokens // data.sequence_length)
-        passages = blocks(data.data, llm.tokenizer, limit, length)
-        return ((passage, job.sampling) for passage in passages)
+        return _passages(llm, data.data, data, job)
     if llm.has_chat_template:
-        return _chats(llm, job.training.seed)
-    first = list(llm.tokenizer("")["input_ids"])
-    if not first:
-        first = [min(llm.source.end_tokens(), default=0)]
-    return repeat((first, job.sampling))
+        others = _chats(llm, job.training.seed)
+    else:
+        first = list(llm.tokenizer("")["input_ids"])
+        if not first:
+            first = [min(llm.source.end_tokens(), default=0)]
+        others = repeat(Beginning(first, job.sampling))
+    if data.from_runs is None:
+        return others
+    passages = _passages(llm, data.from_runs, data, job)
+    return chain(chain.from_iterable(zip(passages, others, strict=False)), others)
 
 
-def _chats(llm: LLM, seed: int) -> Iterator[tuple[list[int], SamplingParams]]:
+def _passages(llm: LLM, source: str, data: DataOptions, job: Job) -> Iterator[Beginning]:
+    """Passages of texts, which the model continues."""
+    length = _passage_length(data)
+    limit = length * max(1, data.tokens // data.sequence_length)
+    for passage in blocks(source, llm.tokenizer, limit, length):
+        yield Beginning(passage, job.sampling, is_passage=True)
+
+
+def _chats(llm: LLM, seed: int) -> Iterator[Beginning]:
     """Questions as a chat's tokens, and how they are answered."""
     plain = SamplingParams(**NEUTRAL)
     for question, temperature in questions(seed):
         chat = [{"role": "user", "content": question}]
-        yield llm.encode(chat), replace(plain, temperature=temperature)
+        yield Beginning(llm.encode(chat), replace(plain, temperature=temperature), is_answer=True)
 
 
 def recorded_states(recorder: Recorder) -> tuple[int, Float[Tensor, "n W"]]:

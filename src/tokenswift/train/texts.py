@@ -21,9 +21,11 @@ MOST_CHARACTERS = 8  # that a token is thought to have
 TEMPERATURES = (0.7, 1.0)  # of answers
 
 
-def files_of(source: str) -> list[Path]:
+def files_of(source: str, option: str = "--data") -> list[Path]:
     """The files of ``--data``, in order.
 
+    Args:
+        option: that names the source, for the message.
     Raises:
         InputError: there are none.
     """
@@ -31,7 +33,7 @@ def files_of(source: str) -> list[Path]:
     files = [path] if path.is_file() else sorted(path.rglob("*.txt"))
     if not files:
         raise InputError(
-            f"--data {source} holds no text; valid: self, a text file or a folder of .txt files"
+            f"{option} {source} holds no text; valid: self, a text file or a folder of .txt files"
         )
     return files
 
