@@ -43,8 +43,7 @@ def more(folder: Path, first: Path, **options: Any) -> Job:
 
 
 def test_an_agreement_is_said_in_words() -> None:
-    line = "in texts that it has not learnt from, it names the next token at 62% of the places, "
-    assert in_words([0.621, 0.4]) == line + "the next two in a row at 40% of the places"
+    assert in_words([0.621, 0.4]) == "the next token at 62% of the places, the next two at 40%"
 
 
 def test_a_training_says_what_the_drafter_names(llm: LLM, tmp_path: Path) -> None:
@@ -87,7 +86,7 @@ def test_the_better_drafter_stays(llm: LLM, first: Path, tmp_path: Path) -> None
     one = more(tmp_path, first, epochs=0)
     train_eagle(llm, one, lines.append, lambda *_: None, depths=3, hidden=64)
     assert one.out.read_bytes() == (first / "out.gguf").read_bytes()
-    assert any(line.startswith("the one before is better (in texts") for line in lines)
+    assert any(line.startswith("the one before names") and "stays" in line for line in lines)
 
 
 def test_a_drafter_of_another_model_is_replaced(first: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tokenswift.train.distillation import FrozenBase, Student
 from tokenswift.train.store import Windows
 
 MOST = 64  # items that are looked at, spread over what is held out
-COUNTS = ("next", "next two", "next three", "next four", "next five")
+COUNTS = ("the next token", "the next two", "the next three", "the next four", "the next five")
 
 
 @torch.no_grad()
@@ -44,9 +44,7 @@ def agreement(student: Student, base: FrozenBase, unseen: Windows) -> list[float
 
 
 def in_words(shares: Sequence[float]) -> str:
-    """What an agreement says, for somebody who waits for a drafter."""
-    parts = [
-        f"the {name} {'token' if number == 0 else 'in a row'} at {share:.0%} of the places"
-        for number, (name, share) in enumerate(zip(COUNTS, shares, strict=False))
-    ]
-    return "in texts that it has not learnt from, it names " + ", ".join(parts)
+    """What a drafter names, for somebody who waits for one."""
+    parts = [f"{name} at {share:.0%}" for name, share in zip(COUNTS, shares, strict=False)]
+    parts[0] += " of the places"
+    return ", ".join(parts)

@@ -191,9 +191,9 @@ def stays(before: EagleWeights, recipe: Recipe, llm: LLM, shares: object) -> boo
     old = EagleStudent(before.config, float_tensors(before), len(shares)).to(base.device)
     known = [round(share, 3) for share in agreement(old, base, unseen)]
     if sum(known) <= sum(shares):
-        recipe.report(f"the one before was no better ({in_words(known)}); it is replaced")
+        recipe.report(f"the one before names {in_words(known)}, no more, and is replaced")
         return False
-    recipe.report(f"the one before is better ({in_words(known)}); it stays")
+    recipe.report(f"the one before names {in_words(known)}, which is more, and stays")
     return True
 
 

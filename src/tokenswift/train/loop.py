@@ -186,7 +186,8 @@ class Recipe:
         }
         shares = agreement(student, self.frozen, unseen)
         if shares:
-            self.report(in_words(shares))
+            unseen_texts = "in texts that it has not learnt from"
+            self.report(f"{unseen_texts}, the drafter names {in_words(shares)}")
             notes["agreement"] = [round(share, 3) for share in shares]
         return notes
 
