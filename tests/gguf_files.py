@@ -122,6 +122,8 @@ def fields_of(config: Any, architecture: str) -> dict[str, Any]:
     if config.model_type == "gpt_oss":
         fields["expert_feed_forward_length"] = config.intermediate_size
     fields |= positions_of(config, width)
+    if config.model_type == "lfm2_moe":
+        fields["expert_gating_func"] = 2
     return {f"{architecture}.{name}": value for name, value in fields.items()}
 
 

@@ -86,7 +86,7 @@ SWITCHED: dict[str, dict[str, object]] = {
         "num_hidden_layers": 4,
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
-        "linear_key_head_dim": 32,
+        "linear_key_head_dim": 64,
         "linear_value_head_dim": 64,
         "layer_types": ["linear_attention", "full_attention"] * 2,
     },

@@ -43,7 +43,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 256,
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
-        "linear_key_head_dim": 32,
+        "linear_key_head_dim": 64,
         "linear_value_head_dim": 64,
         "layer_types": ["linear_attention", "full_attention"],
     },

@@ -1,5 +1,5 @@
-"""Logits of small GGUF files of mixtures, Phi-3, Ministral 3 and gpt-oss against those of
-llama.cpp, a second opinion beside transformers'.
+"""Logits of small GGUF files of mixtures, Phi-3, Ministral 3, gpt-oss, LFM2 and Qwen3.5 against
+those of llama.cpp, a second opinion beside transformers'.
 
 `make peer` installs its package in an environment of its own and runs this file; elsewhere it is
 skipped.
@@ -37,6 +37,13 @@ MODELS: dict[str, dict[str, object]] = {
     # a short text for both: llama.cpp goes by the length of its context
     "phi3": {**SWITCHED["phi3"], "original_max_position_embeddings": 1024},
     "ministral3": SWITCHED["ministral3"],
+    "lfm2": SWITCHED["lfm2"],
+    "qwen3_5_text": SWITCHED["qwen3_5_text"],
+}
+#: how pairs of positions are shared among a text, and rows and columns of pictures
+SECTIONS: dict[str, dict[str, object]] = {
+    "qwen3_5_text": {"qwen35.rope.dimension_sections": [3, 3, 2, 0]},
+    "qwen3_5_moe_text": {"qwen35moe.rope.dimension_sections": [3, 3, 2, 0]},
 }
 #: quantized experts, too
 CASES = [*((kind, QuantType.F32) for kind in MODELS), ("gpt_oss", QuantType.MXFP4)]
@@ -87,7 +94,7 @@ def test_the_most_probable_tokens_are_those_of_llama_cpp(
     gpt-oss's config forbids."""
     monkeypatch.setitem(dict_of(GPT_OSS.rope), "truncate", True)
     written(tmp_path / "ours.gguf", kind, experts, {})
-    written(tmp_path / "theirs.gguf", kind, experts, NEEDED)
+    written(tmp_path / "theirs.gguf", kind, experts, {**NEEDED, **SECTIONS.get(kind, {})})
     ours = our_logits(tmp_path / "ours.gguf")
     theirs = their_logits(tmp_path / "theirs.gguf")
     choices = ours.argmax(-1)
