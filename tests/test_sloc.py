@@ -32,6 +32,6 @@ def test_a_figure_above_its_limit_is_named() -> None:
     limits = {"src_tokens_per_line": 9.4, "src_any": 3}
     assert over_limits("src", size, limits) == [
         "src has 9.5 tokens a line; at most 9.4",
-        "src uses object 4 times; at most 3",
+        "src uses Any 4 times; at most 3",
     ]
     assert over_limits("src", size, {"src_tokens_per_line": 9.5, "src_any": 4}) == []

@@ -152,7 +152,7 @@ typedef struct {
     const float *cos, *sin, *qnorm, *knorm; /* no cos: nothing is turned */
     const float *query_scale; /* (n), or NULL: 1 */
     float eps;
-    int whole; /* whether the norms are over all heads together */
+    int over_heads; /* whether the norms are over all heads together */
 } Append;
 
 static void some_heads(void *context, long from, long to, int thread) {
@@ -166,24 +166,24 @@ static void some_heads(void *context, long from, long to, int thread) {
         const long all = a->heads + 2 * a->kv_heads, width = a->width, i = row - first;
         const int qtype = a->type == BF16 ? BF16 : F32;
         const float *c = p->cos ? p->cos + row * (width / 2) : 0, *s = p->cos ? p->sin + row * (width / 2) : 0;
-        const float *qnorm = p->whole ? 0 : p->qnorm, *knorm = p->whole ? 0 : p->knorm;
+        const float *qnorm = p->over_heads ? 0 : p->qnorm, *knorm = p->over_heads ? 0 : p->knorm;
         const float scale = p->query_scale ? p->query_scale[row] : 1;
-        if (p->whole) {
+        if (p->over_heads) {
             float *q = p->qkv + row * all * width, *k = q + a->heads * width;
             norm_row((char *)q, F32, q, p->qnorm, a->heads * width, p->eps);
             norm_row((char *)k, F32, k, p->knorm, a->kv_heads * width, p->eps);
         }
         for (long h = 0; h < all; h++) {
             const int part = (h >= a->heads) + (h >= a->heads + a->kv_heads); /* queries, keys, values */
-            const long own = h - (part > 0) * a->heads - (part > 1) * a->kv_heads, slot = a->before + i;
+            const long head = h - (part > 0) * a->heads - (part > 1) * a->kv_heads, slot = a->before + i;
             const float *x = p->qkv + (row * all + h) * width, *weight = part == 0 ? qnorm : part == 1 ? knorm : 0;
             char *to = (char *)a->q + (h * a->n + i) * width * bytes_of(qtype);
-            if (part && !keeps_whole(a->type)) to = (char *)(part == 1 ? a->k : a->v) + (own * a->capacity + slot) * width * bytes_of(a->type);
+            if (part && !keeps_whole(a->type)) to = (char *)(part == 1 ? a->k : a->v) + (head * a->capacity + slot) * width * bytes_of(a->type);
             float y[width];
             if (part && keeps_whole(a->type)) to = (char *)y;
             turn(to, !part ? qtype : keeps_whole(a->type) ? F32 : a->type, x, weight, p->eps, part < 2 ? c : 0, s, part ? 1 : scale, width);
             if (part && keeps_whole(a->type)) {
-                char *pages = (char *)a->k + own * (a->capacity / PAGE) * page_bytes(a->type, width);
+                char *pages = (char *)a->k + head * (a->capacity / PAGE) * page_bytes(a->type, width);
                 (part == 1 ? put_key : put_value)(a->type, pages, slot, y, width);
             }
         }
@@ -193,9 +193,9 @@ static void some_heads(void *context, long from, long to, int thread) {
 /* Projections (n, heads + 2 kv_heads, width) of all segments' rows → rotated queries (heads, n, width), keys and
  * values behind the committed ones, of each segment. */
 static void append(const Segment *segments, long n, float *qkv, const float *cos, const float *sin,
-                      const float *qnorm, const float *knorm, const float *query_scale, float eps, int whole, int threads) {
+                      const float *qnorm, const float *knorm, const float *query_scale, float eps, int over_heads, int threads) {
     const Attend *a = &segments->a;
-    Append p = {segments, qkv, cos, sin, qnorm, knorm, query_scale, eps, whole};
+    Append p = {segments, qkv, cos, sin, qnorm, knorm, query_scale, eps, over_heads};
     run(threads, n, (double)n * (a->heads + 2 * a->kv_heads) * a->width * 8, some_heads, &p);
 }
 
@@ -450,19 +450,19 @@ static void recurrent_layer(Recur *r, const Shape *m, const Pass *p, const Recur
 long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
     if (unfit(p->rows, p->count, p->n)) return -1;
     const int type = m->active;
-    const long n = p->n, all = (m->heads + 2 * m->kv_heads) * m->width, whole = m->heads * m->width;
+    const long n = p->n, all = (m->heads + 2 * m->kv_heads) * m->width, all_heads = m->heads * m->width;
     const Recurrence *c = &m->recurrence;
     const long entering = c->taps && projected_size(c) > all ? projected_size(c) : all;
-    const long leaving = c->taps && outputs_size(c) > whole ? outputs_size(c) : whole;
+    const long leaving = c->taps && outputs_size(c) > all_heads ? outputs_size(c) : all_heads;
     const size_t item = type == I8 ? 0 : bytes_of(type); /* rows of groups have no distance of their own */
     const size_t hidden = m->hidden * item, inner = m->inner * item;
     const long widest = m->inner > m->mixture.shared ? m->inner : m->mixture.shared;
     const Activation how = {m->gelu, m->limit, m->slope};
     Recur recur = {0};
     Routed r = {.m = &m->mixture, .n = n, .hidden = m->hidden, .type = type, .how = how};
-    const size_t found = whole * bytes_of(type == I8 ? F32 : type), query = bytes_of(m->keys == BF16 ? BF16 : F32);
+    const size_t attended = all_heads * bytes_of(type == I8 ? F32 : type), query = bytes_of(m->keys == BF16 ? BF16 : F32);
     const size_t sizes[] = {up(p->count * sizeof(Segment), 64), up(n * 4, 64), up(rows_bytes(type, n, m->hidden), 64), up(n * entering * 4, 64),
-                            up(leaving * n * (found / whole), 64), up(n * 2 * widest * 4, 64), up(rows_bytes(type, n, widest), 64),
+                            up(leaving * n * (attended / all_heads), 64), up(n * 2 * widest * 4, 64), up(rows_bytes(type, n, widest), 64),
                             type == I8 ? up(rows_bytes(type, n, leaving), 64) : 0, up(n * m->hidden * 4, 64),
                             m->mixture.experts ? experts_room(&r, NULL) : 0, recurrent_room(&recur, m, p, NULL)};
     enum { SIZES = sizeof sizes / sizeof *sizes };
@@ -483,7 +483,7 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
     for (long l = 0, attending = 0; l < m->layers; l++) {
         const Layer *w = layers + l;
         const int recurs = w->recurrent.taps != NULL;
-        const long mixed = recurs ? outputs_size(c) : whole;
+        const long mixed = recurs ? outputs_size(c) : all_heads;
         for (long i = 0, first = 0; !recurs && i < p->count; first += p->rows[i++].n) {
             const Rows *r = p->rows + i;
             const int tail = r->tail && w->window;
@@ -492,10 +492,10 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
             a->type = keys_of(m, w), a->sinks = w->sinks;
             a->before = tail ? r->tail_before : r->before, a->capacity = capacity;
             a->window = r->windows || tail ? w->window : 0;
-            a->q = (char *)r->queries + (p->keep ? attending * r->n * whole * query : 0);
+            a->q = (char *)r->queries + (p->keep ? attending * r->n * all_heads * query : 0);
             a->k = (char *)(tail ? r->tail : r->keys_values) + m->kv_heads * capacity * slots_bytes(m, layers, l, r->tail != 0, tail);
             a->v = a->k + m->kv_heads * capacity * m->width * bytes_of(m->keys); /* not read of whole numbers, whose pages hold both */
-            a->out = at[4] + first * found;
+            a->out = at[4] + first * attended;
         }
         if (m->parallel) centre(p->states, n, m->hidden, threads);
         tap(p, l, m->hidden);
@@ -519,14 +519,14 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
         if (!recurs) append(segments, n, (float *)at[3], w->rope < 0 ? NULL : p->cos + turn, p->sin + turn, w->query_norm, w->key_norm, p->query_scale, m->eps, m->norm_all_heads, threads);
         if (!recurs) attention(segments, p->count, at[SIZES], threads);
         if (w->gate.parts) {
-            linear((float *)at[3], whole, at[2], hidden, &w->gate, n, whole, m->hidden, type, 0, threads);
-            gate_outputs(at[4], type == I8 ? F32 : type, (float *)at[3], n, whole, threads);
+            linear((float *)at[3], all_heads, at[2], hidden, &w->gate, n, all_heads, m->hidden, type, 0, threads);
+            gate_outputs(at[4], type == I8 ? F32 : type, (float *)at[3], n, all_heads, threads);
         }
         if (type == I8) norm(at[7], (float *)at[4], NULL, n, mixed, -1, I8, threads);
         const int apart = w->out_norm || w->down_norm || m->residual != 1; /* else products are added to the states */
-        float *made = apart ? (float *)at[8] : p->states;
-        linear(made, m->hidden, type == I8 ? at[7] : at[4], mixed * item, &w->out, n, m->hidden, mixed, type, !apart, threads);
-        if (apart) add_normed(p->states, made, w->out_norm, n, m->hidden, m->eps, m->residual, threads);
+        float *output = apart ? (float *)at[8] : p->states;
+        linear(output, m->hidden, type == I8 ? at[7] : at[4], mixed * item, &w->out, n, m->hidden, mixed, type, !apart, threads);
+        if (apart) add_normed(p->states, output, w->out_norm, n, m->hidden, m->eps, m->residual, threads);
         if (w->experts) {
             experts_outputs(&r, m, w, p->states, at[2], (float *)at[5], at[6], threads);
             add_normed(p->states, r.out, w->down_norm, n, m->hidden, m->eps, m->residual, threads);
@@ -535,8 +535,8 @@ long ts_layers(const Shape *m, const Layer *layers, Pass *p) {
         if (!m->parallel) norm(at[2], p->states, w->mlp_norm, n, m->hidden, w->mlp_norm ? m->eps : -1, type, threads);
         linear((float *)at[5], 2 * m->inner, at[2], hidden, &w->gate_up, n, 2 * m->inner, m->hidden, type, 0, threads);
         gated(at[6], type, how, (float *)at[5], n, m->inner, threads);
-        linear(made, m->hidden, at[6], inner, &w->down, n, m->hidden, m->inner, type, !apart, threads);
-        if (apart) add_normed(p->states, made, w->down_norm, n, m->hidden, m->eps, m->residual, threads);
+        linear(output, m->hidden, at[6], inner, &w->down, n, m->hidden, m->inner, type, !apart, threads);
+        if (apart) add_normed(p->states, output, w->down_norm, n, m->hidden, m->eps, m->residual, threads);
     }
     if (m->parallel) centre(p->states, n, m->hidden, threads);
     tap(p, m->layers, m->hidden);
