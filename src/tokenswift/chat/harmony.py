@@ -74,7 +74,7 @@ class HarmonyParser:
         self._function = ""  # that the message calls, until its arguments begin
         self._scan: ValueScan | None = None  # of the arguments of a call that is open
         self._calls = 0
-        self._told: set[str] = set()  # kinds of messages that said something
+        self._kinds_with_text: set[str] = set()  # kinds of messages that said something
         self._apart: str | None = None  # the kind that is to be told from what it said before
 
     def push(self, text: str) -> list[Delta]:
@@ -102,13 +102,13 @@ class HarmonyParser:
         return self._read_head() if self._in_head else self._read_body()
 
     def _read_head(self) -> bool:
-        before, found, behind = self._held.partition(MESSAGE)
-        head = _head_of(before + found) if found else None
+        before, mark, behind = self._held.partition(MESSAGE)
+        head = _head_of(before + mark) if mark else None
         if head is not None:
             self._open(head)
             self._held = behind
             return True
-        if self._may_become_head(before) and not found:
+        if self._may_become_head(before) and not mark:
             if self._ended:
                 self._held = ""
             return False
@@ -125,7 +125,7 @@ class HarmonyParser:
         self._head = head
         is_call = head.function in self._names and (self._parallel or not self._calls)
         self._function = head.function if is_call else ""
-        self._apart = self._kind if self._kind in self._told else None
+        self._apart = self._kind if self._kind in self._kinds_with_text else None
 
     @property
     def _kind(self) -> Literal["thought", "text"]:
@@ -195,7 +195,7 @@ class HarmonyParser:
         if self._apart == kind:
             text = f"\n{text}"
             self._apart = None
-        self._told.add(kind)
+        self._kinds_with_text.add(kind)
         self._deltas.append(Delta(kind, text))
 
 

@@ -133,10 +133,10 @@ def completed(kind: str, stated: Mapping[str, object]) -> ModelConfig | None:
         fields["head_dim"] = hidden_size // heads
     fields["num_key_value_heads"] = fields["num_key_value_heads"] or heads
     positions = reader.integer("max_position_embeddings")
-    said = {**fields, **stated}
-    if family.rope and not any(said.get(name) for name in ROPES):
-        said["rope_parameters"] = family.rope
-    rope = positions_said(said, positions, family.rope_bases, family.rope_fields)
+    all_fields = {**fields, **stated}
+    if family.rope and not any(all_fields.get(name) for name in ROPES):
+        all_fields["rope_parameters"] = family.rope
+    rope = positions_said(all_fields, positions, family.rope_bases, family.rope_fields)
     activation = fields.get("hidden_activation", fields.get("hidden_act", SILU))
     if rope is None or activation != family.activation:
         return None

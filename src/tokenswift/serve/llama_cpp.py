@@ -96,7 +96,7 @@ def infill_object(answer: Answer, model: str) -> dict[str, object]:
     last = answer.last_step or first
     prompt_tokens = answer.record.prompt_tokens
     new_tokens = len(answer.pieces)
-    whole: dict[str, object] = {
+    full_reply: dict[str, object] = {
         "index": 0,
         "content": answer.text,
         "id_slot": 0,
@@ -117,9 +117,9 @@ def infill_object(answer: Answer, model: str) -> dict[str, object]:
     }
     fields = body.response_fields if isinstance(body, InfillBody) else []
     if not fields:
-        return whole
-    found = {path: _at(whole, path) for path in fields}
-    return {path: value for path, value in found.items() if value is not None}
+        return full_reply
+    selected = {path: _at(full_reply, path) for path in fields}
+    return {path: value for path, value in selected.items() if value is not None}
 
 
 def _timing(name: str, tokens: int, seconds: float) -> dict[str, float]:
@@ -133,9 +133,9 @@ def _timing(name: str, tokens: int, seconds: float) -> dict[str, float]:
     }
 
 
-def _at(whole: object, path: str) -> object:
-    """The value at a path such as ``timings/prompt_ms``; None: there is none."""
-    value = whole
+def _at(reply: object, path: str) -> object:
+    """The value of a reply at a path such as ``timings/prompt_ms``; None: there is none."""
+    value = reply
     for name in path.split("/"):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value

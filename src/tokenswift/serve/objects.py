@@ -80,14 +80,14 @@ def data(value: Mapping[str, object]) -> bytes:
 def own_fields(answer: Answer) -> OwnFields:
     """The seed of an answer, why it ended ("" before) and how many passes it took; the error of a
     grammar that ended it."""
-    own = OwnFields(
+    fields = OwnFields(
         seed=answer.body.sampler_seed(answer.record.seed),
         ended_by=answer.reason,
         steps=answer.steps,
     )
     if answer.reason == GRAMMAR:
-        own["error"] = answer.record.error
-    return own
+        fields["error"] = answer.record.error
+    return fields
 
 
 def usage(*answers: Answer) -> Usage:
