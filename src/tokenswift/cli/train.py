@@ -100,18 +100,7 @@ def run(args: argparse.Namespace) -> int:
     """Train what drafts for a model: it learns the model's next-token distribution, as decoding
     processes it, from hidden states that the model makes of the data once. The same command resumes
     an interrupted training."""
-    check_choice("kind", args.kind, tuple(RECIPES))
-    if args.hidden % HEAD_WIDTH:
-        raise InputError(f"hidden is {args.hidden}; valid: a multiple of {HEAD_WIDTH}", "hidden")
-    if args.out is None:
-        args.out = place_for(args.model, args.kind)
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-    check_writable("--out", args.out, "regular file")
-    if args.more is not None and args.kind != "eagle":
-        raise InputError(f"more is given with kind {args.kind}; valid: kind eagle", "more")
-    if args.more is not None and not args.out.is_file():
-        text = f"{args.out} is not there to go on from"
-        raise InputError(f"{text}; valid: train without --more first", "more")
+    _check_request(args)
     job, dtype, device = job_of(args)
     logger.info("loading %s", args.model)
 
@@ -151,6 +140,27 @@ def run(args: argparse.Namespace) -> int:
     figures = ", ".join(f"{name} {value}" for name, value in notes.items())
     logger.info("%s %s: %s", "kept" if "kept" in notes else "wrote", args.out, figures)
     return 0
+
+
+def _check_request(args: argparse.Namespace) -> None:
+    """Check what is trained and where it is written; ``out`` is set where it is not given.
+
+    Raises:
+        InputError: a kind or a width that there is not, a place that cannot be written, or a
+            training to go on from that is not there.
+    """
+    check_choice("kind", args.kind, tuple(RECIPES))
+    if args.hidden % HEAD_WIDTH:
+        raise InputError(f"hidden is {args.hidden}; valid: a multiple of {HEAD_WIDTH}", "hidden")
+    if args.out is None:
+        args.out = place_for(args.model, args.kind)
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+    check_writable("--out", args.out, "regular file")
+    if args.more is not None and args.kind != "eagle":
+        raise InputError(f"more is given with kind {args.kind}; valid: kind eagle", "more")
+    if args.more is not None and not args.out.is_file():
+        text = f"{args.out} is not there to go on from"
+        raise InputError(f"{text}; valid: train without --more first", "more")
 
 
 def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:

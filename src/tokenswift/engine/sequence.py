@@ -98,18 +98,13 @@ class Sequence(SequenceState):
             is_long=is_long_run(target.rotary, request, len(prompt) + length),
         )
         self.top_logprobs = request.logprobs
-        self.prompt_logprobs: PromptLogprobs | None = None
-        if request.prompt_logprobs is not None:
-            self.prompt_logprobs = PromptLogprobs(target, prompt, request.prompt_logprobs)
-            self.on_hidden = self.prompt_logprobs.take
+        self._watch_prompt()
         self.heads, self.draft_source = drafts_from(resources, request.strategy, request.options)
         self.prefixes = prefixes
         self.check_memory(spare)
         self.new_turn = request.new_turn or begins_turn(request.prompt, request.template_options)
         self._begin_text()
-        self.journal = None
-        if request.run_dir is not None:
-            self.journal = open_journal(self, Path(request.run_dir))
+        self._open_journal()
 
     # ---- its life --------------------------------------------------------------------------------
 
@@ -204,6 +199,21 @@ class Sequence(SequenceState):
             )
             self.journal.add(step, progress)
         return replace(step, text=step.text + tail)
+
+    def _watch_prompt(self) -> None:
+        """Have the log-probabilities of the prompt's tokens taken, where they are requested."""
+        self.prompt_logprobs: PromptLogprobs | None = None
+        count = self.request.prompt_logprobs
+        if count is not None:
+            self.prompt_logprobs = PromptLogprobs(self.model, self.prompt, count)
+            self.on_hidden = self.prompt_logprobs.take
+
+    def _open_journal(self) -> None:
+        """Open the journal, where there is a folder for it; a run that it holds is resumed."""
+        self.journal = None
+        run_dir = self.request.run_dir
+        if run_dir is not None:
+            self.journal = open_journal(self, Path(run_dir))
 
     def _begin_text(self) -> None:
         """Begin the text, behind the tokens of the prompt that it goes on from."""

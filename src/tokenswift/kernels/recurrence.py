@@ -89,7 +89,9 @@ def _delta(
     trail: Trail,
     eps: float,
 ) -> Tensor:
-    rate, shift, norm = weights.rate, weights.shift, weights.norm
+    rate = weights.rate
+    shift = weights.shift
+    norm = weights.norm
     if rate is None or shift is None or norm is None:
         raise ValueError("a layer of the delta rule lacks weights; valid: rate, shift and norm")
     inputs, gate = projected.split([recurrence.channels, recurrence.outputs], -1)
@@ -105,11 +107,23 @@ def _delta(
     strength, decay = gates.double().chunk(2, dim=-1)
     log.strengths[:] = strength.sigmoid()
     log.decays[:] = (rate * F.softplus(decay + shift, threshold=40)).exp()
+    output, last = _read_along(recurrence, trail, query)
+    trail.next[:] = torch.cat([seen[-1, 1:].flatten(), last.flatten()])
+    inverse = torch.rsqrt(output.pow(2).mean(-1, keepdim=True) + eps)
+    gate = gate.unflatten(-1, (recurrence.value_heads, recurrence.value_width))
+    return (output * inverse * norm * F.silu(gate)).flatten(-2)
+
+
+def _read_along(
+    recurrence: Recurrence, trail: Trail, query: Float[Tensor, "n Hk k"]
+) -> tuple[Float[Tensor, "n H v"], Float[Tensor, "H k v"]]:
+    """What each row's queries read from the matrices of heads after it, and those after the last
+    row. The log holds all that the rows feed."""
     committed = trail.now[recurrence.inputs :].view(
         recurrence.value_heads, recurrence.key_width, recurrence.value_width
     )
     query = _for_values(recurrence, query)
-    parents = range(-1, len(inputs) - 1) if trail.parents is None else trail.parents
+    parents = range(-1, len(query) - 1) if trail.parents is None else trail.parents
     matrices: dict[int, Tensor] = {-1: committed}
     outputs: list[Tensor] = []
     for row, parent in enumerate(parents):
@@ -117,12 +131,7 @@ def _delta(
         outputs.append((matrices[row] * query[row, ..., None]).sum(-2))
         if trail.parents is None:
             del matrices[parent]
-    last = matrices[len(inputs) - 1]
-    trail.next[:] = torch.cat([seen[-1, 1:].flatten(), last.flatten()])
-    output = torch.stack(outputs)
-    inverse = torch.rsqrt(output.pow(2).mean(-1, keepdim=True) + eps)
-    gate = gate.unflatten(-1, (recurrence.value_heads, recurrence.value_width))
-    return (output * inverse * norm * F.silu(gate)).flatten(-2)
+    return torch.stack(outputs), matrices[len(query) - 1]
 
 
 class _LogParts:

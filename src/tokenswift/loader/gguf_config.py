@@ -88,13 +88,51 @@ def config_of(file: GgufFile) -> ModelConfig:
     numbers = _numbers(file)
     reader = Fields(numbers, file.where)
     width = reader.integer("head_dim")
+    kind = _native_kind(file, numbers)
+    family = FAMILIES[kind]
+    _check_neutral(file, numbers, family)
+    fields = _fields(file, numbers, family)
+    stated = {
+        name: value
+        for name, value in fields.items()
+        if name in family.defaults or name == "head_dim"
+    }
+    rope = positions_of(file, family, width)
+    stated["rope_parameters"] = rope
+    if TRAINED_LENGTH in family.defaults and TRAINED_LENGTH in rope:
+        stated[TRAINED_LENGTH] = rope[TRAINED_LENGTH]
+    stated["dtype"] = auto_dtype(file)
+    config = completed(kind, stated)
+    if config is None:  # of Llama, a width that its heads do not divide
+        raise InputError(
+            f"{file.where}: its sizes are not those of a {kind} model; valid: a sound file"
+        )
+    key_heads = fields.get("linear_num_key_heads")
+    if family.recurrent == LINEAR and fields["linear_num_value_heads"] != key_heads:
+        config.linear_heads_tiled = True  # heads of values take those of keys in turns
+    return config
+
+
+def _native_kind(file: GgufFile, numbers: Mapping[str, object]) -> str:
+    """The native family of a file, told by its numbers where architectures are shared."""
     kind = _family_name(file)
     if kind == "ministral3" and not file.number(QUERY_SCALE_KEY, 0):
         kind = "llama"  # Mistral Small 3, whose positions are plain
     if "sliding_window" in numbers:
         kind = WINDOWED.get(kind, kind)
-    family = FAMILIES[kind]
-    _check_neutral(file, numbers, family)
+    return kind
+
+
+def _fields(file: GgufFile, numbers: Mapping[str, object], family: Family) -> dict[str, object]:
+    """Fields of the config by transformers' names, those included that the family does not have.
+
+    Args:
+        numbers: the sizes of the model, by the same names.
+    Raises:
+        InputError: the file lacks a number, or has one that others contradict.
+    """
+    reader = Fields(numbers, file.where)
+    width = reader.integer("head_dim")
     scaled_by_width = reader.integer("num_hidden_layers") == family.layers_scaled_by_width
     width_a_head = reader.integer("hidden_size") // reader.integer("num_attention_heads")
     ends = words_of(file.metadata, file.path, reader.integer("vocab_size")).ends()
@@ -115,25 +153,7 @@ def config_of(file: GgufFile) -> ModelConfig:
         fields["linear_value_head_dim"] = _value_width(file, reader)
     if family.experts is not None:
         fields["norm_topk_prob"] = _renormalised(file, family.experts)
-    stated = {
-        name: value
-        for name, value in fields.items()
-        if name in family.defaults or name == "head_dim"
-    }
-    rope = positions_of(file, family, width)
-    stated["rope_parameters"] = rope
-    if TRAINED_LENGTH in family.defaults and TRAINED_LENGTH in rope:
-        stated[TRAINED_LENGTH] = rope[TRAINED_LENGTH]
-    stated["dtype"] = auto_dtype(file)
-    config = completed(kind, stated)
-    if config is None:  # of Llama, a width that its heads do not divide
-        raise InputError(
-            f"{file.where}: its sizes are not those of a {kind} model; valid: a sound file"
-        )
-    key_heads = fields.get("linear_num_key_heads")
-    if family.recurrent == LINEAR and fields["linear_num_value_heads"] != key_heads:
-        config.linear_heads_tiled = True  # heads of values take those of keys in turns
-    return config
+    return fields
 
 
 def _family_name(file: GgufFile) -> str:

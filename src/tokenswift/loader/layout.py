@@ -78,9 +78,6 @@ def layout_of(config: LayoutConfig, tied: bool | None = None) -> Layout:
     kinds = getattr(config, "layer_types", None) or [SLIDING] * config.num_hidden_layers
     windows = tuple(window if kind == SLIDING else 0 for kind in kinds)
     scale = numbers.get("query_pre_attn_scalar", width) ** -0.5
-    embedding = numbers.get("embedding_multiplier", 1.0)
-    if family.scales_embeddings:
-        embedding = config.hidden_size**0.5
     return Layout(
         model_type=config.model_type,
         vocab_size=config.vocab_size,
@@ -96,7 +93,7 @@ def layout_of(config: LayoutConfig, tied: bool | None = None) -> Layout:
         tied=bool(config.tie_word_embeddings) if tied is None else tied,
         biased=_biased(config, family),
         ropes=_ropes(config, family, windows, kinds),
-        embedding=embedding,
+        embedding=_embedding_scale(config, numbers, family),
         residual=numbers.get("residual_multiplier", 1.0),
         logits=numbers.get("logits_scaling", 1.0) / numbers.get("logit_scale", 1.0),
         score_cap=numbers.get("attn_logit_softcapping", 0.0),
@@ -107,12 +104,22 @@ def layout_of(config: LayoutConfig, tied: bool | None = None) -> Layout:
         dense_layers=_dense_layers(config, numbers, family),
         rotated=0 if rotated_width(config) == width else rotated_width(config),
         recurrence=recurrence_of(config, family, config.hidden_size),
-        recurrent=tuple(
-            layer
-            for layer, kind in enumerate(kinds)
-            if family.recurrent and kind == family.recurrent
-        ),
+        recurrent=_recurrent_layers(family, kinds),
     )
+
+
+def _embedding_scale(config: LayoutConfig, numbers: _Numbers, family: Family) -> float:
+    """What embeddings are multiplied with."""
+    if family.scales_embeddings:
+        return config.hidden_size**0.5
+    return numbers.get("embedding_multiplier", 1.0)
+
+
+def _recurrent_layers(family: Family, kinds: Sequence[str]) -> tuple[int, ...]:
+    """The numbers of the layers that are recurrent, by the kind of each layer."""
+    if not family.recurrent:
+        return ()
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == family.recurrent)
 
 
 def _eps(config: LayoutConfig, numbers: _Numbers) -> float:

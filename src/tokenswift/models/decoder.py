@@ -59,16 +59,7 @@ class NativeTarget(BaseTarget):
         on_progress: OnProgress | None = None,
     ) -> None:
         from_files = not isinstance(source, nn.Module)
-        if isinstance(source, nn.Module):
-            config = attrgetter("config")(source)
-            lm_head: Tensor = attrgetter(HEAD)(source)
-            layout = layout_of(config, lm_head is attrgetter(EMBEDDING)(source))
-            dtype = lm_head.dtype
-            read: WeightSource | ModuleWeights = ModuleWeights(source, layout)
-        else:
-            config = layout = source.layout
-            dtype = source.dtype
-            read = source
+        config, layout, dtype, read = _opened(source)
         self.layout = layout
         stand_in = torch.empty(1, 1, dtype=dtype, device=backend.device)
         head = stand_in.expand(layout.vocab_size, layout.hidden_size)
@@ -82,11 +73,7 @@ class NativeTarget(BaseTarget):
         self._eps = layout.eps
         # as transformers rounds it
         self._scale = float(torch.tensor(layout.embedding, dtype=dtype))
-        weights: list[LayerWeights] = []
-        for number in range(layout.num_hidden_layers):
-            weights.append(packing.layer(number))
-            if on_progress is not None:
-                on_progress("pack", len(weights), layout.num_hidden_layers)
+        weights = _packed_layers(packing, layout.num_hidden_layers, on_progress)
         attending = [layer for layer in weights if layer.recurrent is None]
         self.windows = [layer.window or None for layer in attending]
         self.wide_keys = (False,) * len(attending)
@@ -100,6 +87,10 @@ class NativeTarget(BaseTarget):
         long = rotary.of_long()
         self._angles = AngleTable(rotary)
         self._long_angles = None if long is None else AngleTable(long)
+        self._count_bytes(weights)
+
+    def _count_bytes(self, weights: Sequence[LayerWeights]) -> None:
+        """Count the bytes of the packed weights: all, those of experts, and those a row reads."""
         layer_bytes = sum(tensor.nbytes for layer in weights for tensor in layer.tensors())
         self.held_bytes = layer_bytes + self.head.nbytes
         self._expert_bytes = sum(
@@ -324,3 +315,27 @@ class NativeTarget(BaseTarget):
             return score_errors(self, cache, shape.scale)
         finally:
             self.body = body
+
+
+def _opened(
+    source: WeightSource | nn.Module,
+) -> tuple[object, Layout, torch.dtype, WeightSource | ModuleWeights]:
+    """The config of a model, its layout, the type of its weights, and what reads them."""
+    if not isinstance(source, nn.Module):
+        return source.layout, source.layout, source.dtype, source
+    config = attrgetter("config")(source)
+    head: Tensor = attrgetter(HEAD)(source)
+    layout = layout_of(config, head is attrgetter(EMBEDDING)(source))
+    return config, layout, head.dtype, ModuleWeights(source, layout)
+
+
+def _packed_layers(
+    packing: Packing, count: int, on_progress: OnProgress | None
+) -> list[LayerWeights]:
+    """The packed weights of all layers; ``on_progress`` is called with the stage "pack"."""
+    weights: list[LayerWeights] = []
+    for number in range(count):
+        weights.append(packing.layer(number))
+        if on_progress is not None:
+            on_progress("pack", len(weights), count)
+    return weights

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from tokenswift.kernels.cpu.structs import TYPES
 from tokenswift.loader.config import activation_of
@@ -30,29 +32,12 @@ def fits(model: Any) -> bool:
         return False
     layout = layout_of(config)
     layers = model.model.layers
-    linears = [head]
-    for number, layer in enumerate(layers):
-        recurrence = layout.recurrence if number in layout.recurrent else None
-        parts = linears_of(layout.experts_of(number), recurrence).values()
-        names = [their_name(name, layout.family) for part in parts for name in part]
-        if layout.family.fused:
-            names = [*FUSED, *UNFUSED]
-        linears += [attrgetter(name)(layer) for name in names]
-    norms = [
-        getattr(layer, their_name(name, layout.family))
-        for layer in layers
-        for name in layout.family.norms
-        if name is not None
-    ]
-    turns = [
-        tensor
-        for name, tensor in getattr(model.model, positions_name(model.model) or "").named_buffers()
-        if name.endswith("inv_freq")
-    ]
+    linears = [head, *_linears(layers, layout)]
+    norms = _norms(layers, layout)
+    frequencies = _frequencies(model.model)
     return (
         activation_of(config) == layout.family.activation
-        and all(type(linear) is nn.Linear and linear.in_features % 2 == 0 for linear in linears)
-        and {linear.weight.dtype for linear in linears} <= {head.weight.dtype} & TYPES.keys()
+        and _are_plain(linears)
         and (layout.mixture is None or _has_experts(model, layout))
         and isinstance(model.model.embed_tokens, nn.Embedding)
         and head.out_features == layout.vocab_size
@@ -66,8 +51,47 @@ def fits(model: Any) -> bool:
             if number not in layout.recurrent
         )
         and (layout.recurrence is None or not any(size % 2 for size in layout.product_sizes()))
-        and {2 * len(frequencies) for frequencies in turns} == {rotated_width(config)}
+        and {2 * len(turns) for turns in frequencies} == {rotated_width(config)}
     )
+
+
+def _linears(layers: Iterable[nn.Module], layout: Layout) -> list[nn.Module]:
+    """The projections of all layers, by the names that transformers has for them."""
+    linears: list[nn.Module] = []
+    for number, layer in enumerate(layers):
+        recurrence = layout.recurrence if number in layout.recurrent else None
+        parts = linears_of(layout.experts_of(number), recurrence).values()
+        names = [their_name(name, layout.family) for part in parts for name in part]
+        if layout.family.fused:
+            names = [*FUSED, *UNFUSED]
+        linears += [attrgetter(name)(layer) for name in names]
+    return linears
+
+
+def _norms(layers: Iterable[nn.Module], layout: Layout) -> list[object]:
+    """The norms of all layers."""
+    return [
+        getattr(layer, their_name(name, layout.family))
+        for layer in layers
+        for name in layout.family.norms
+        if name is not None
+    ]
+
+
+def _frequencies(body: nn.Module) -> list[Tensor]:
+    """The sets of rotary frequencies of a model's body, (d/2) each."""
+    rotary = getattr(body, positions_name(body) or "")
+    return [tensor for name, tensor in rotary.named_buffers() if name.endswith("inv_freq")]
+
+
+def _are_plain(linears: Iterable[nn.Module]) -> bool:
+    """Whether projections are plain layers of even inputs, in one type that kernels take."""
+    dtypes: set[torch.dtype] = set()
+    for linear in linears:
+        if type(linear) is not nn.Linear or linear.in_features % 2:
+            return False
+        dtypes.add(linear.weight.dtype)
+    return len(dtypes) == 1 and dtypes <= TYPES.keys()
 
 
 def _has_experts(model: nn.Module, layout: Layout) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+from operator import attrgetter
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -27,6 +28,7 @@ from tokenswift.loader.errors import refused_as
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.load import load
 from tokenswift.loader.rope import by_length, positions_name, rotary_of
+from tokenswift.loader.rotary import Rotary
 from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.fits import fits
 from tokenswift.tokenizer import Tokenizer
@@ -136,7 +138,7 @@ def make_target(
     Raises:
         InputError: the model cannot run here; one line says why.
     """
-    from tokenswift.models.generic import GenericTarget, device_of, hooks_of, shared_copy
+    from tokenswift.models.generic import GenericTarget, device_of, shared_copy
 
     check_model(model)
     name = type(model).__name__
@@ -150,28 +152,15 @@ def make_target(
         expected = _expected(shared_copy(model, rotary), cases, device)
     if not bool(expected.isfinite().all()):
         raise InputError(f"model {name}: logits of its own forward hold NaN or infinite values")
-    is_spread = any(True for _ in hooks_of(model))  # over several devices
-    if (
-        backend.decodes
-        and not is_spread
-        and fits(model)
-        and _runs(model.config.model_type, backend)
-    ):
-        target: Target = NativeTarget(model, backend, rotary, on_progress)
-        error = logit_error(target, cases, expected)
-        if error <= _tolerance(target.dtype, model.config):
-            return target
-        logger.warning(
-            "the native decoder differs from %s by %.1e; transformers' own forward is used",
-            name,
-            error,
-        )
+    native = _native_target(model, backend, rotary, cases, expected, on_progress)
+    if native is not None:
+        return native
     if rotary.long is not None:
         raise by_length("longrope")
     with refused_as(
         f"model {name} does not run through transformers' attention interface with our cache"
     ):
-        target = GenericTarget(model, backend, rotary)
+        target: Target = GenericTarget(model, backend, rotary)
         error = logit_error(target, cases, expected)
     if not error <= _tolerance(target.dtype, model.config):
         raise InputError(
@@ -179,6 +168,41 @@ def make_target(
             f"from those of its own forward by {error:.1e} of their size"
         )
     return target
+
+
+def _native_target(
+    model: nn.Module,
+    backend: Backend,
+    rotary: Rotary,
+    cases: list[list[int]],
+    expected: Tensor,
+    on_progress: OnProgress | None,
+) -> NativeTarget | None:
+    """A model on the native decoder; None: it does not fit, or its logits are not the model's.
+
+    Args:
+        cases: the texts of the check.
+        expected: the model's own logits after each, (cases, V) float32.
+        on_progress: called with the stage "pack", in layers.
+    """
+    from tokenswift.models.generic import hooks_of
+
+    config = attrgetter("config")(model)
+    is_spread = any(True for _ in hooks_of(model))  # over several devices
+    if not backend.decodes or is_spread or not fits(model):
+        return None
+    if not _runs(config.model_type, backend):
+        return None
+    target = NativeTarget(model, backend, rotary, on_progress)
+    error = logit_error(target, cases, expected)
+    if error <= _tolerance(target.dtype, config):
+        return target
+    logger.warning(
+        "the native decoder differs from %s by %.1e; transformers' own forward is used",
+        type(model).__name__,
+        error,
+    )
+    return None
 
 
 def _tolerance(dtype: torch.dtype, config: object) -> float:
