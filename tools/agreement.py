@@ -22,8 +22,8 @@ import torch
 from tokenswift import LLM
 from tokenswift.loader.layout import HEAD
 from tokenswift.loader.weights import unstored
-from tokenswift.speculation.drafters.eagle import NARROW_NOISE
 from tokenswift.speculation.eagle.files import load_eagle
+from tokenswift.speculation.eagle.model import NARROW_NOISE
 from tokenswift.speculation.heads.files import read_heads
 from tokenswift.train.distillation import FrozenBase, Student
 from tokenswift.train.eagle import EagleStudent

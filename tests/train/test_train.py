@@ -4,6 +4,7 @@ processes."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -139,8 +140,8 @@ def test_loss_by_definition(kind: str, targets: str, tmp_path: Path) -> None:
 
 
 def options(source: str, **changes: int) -> DataOptions:
-    sizes = {"tokens": 1000, "sequence_length": 96, "write_batch": 4}
-    return DataOptions(source, **{**sizes, **changes})
+    small = DataOptions(source, tokens=1000, sequence_length=96, write_batch=4)
+    return replace(small, **changes)
 
 
 def full_run(
