@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import shlex
+from typing import TYPE_CHECKING
 
 from tokenswift.checks import counted
 from tokenswift.config.sampling import LONG_TEXT
 from tokenswift.config.strategies import AutoOptions
-from tokenswift.engine.llm import LLM
 from tokenswift.engine.request import Request
 from tokenswift.files import replacing
 from tokenswift.loader.default_model import cache_dir
 from tokenswift.train.options import DataOptions
 from tokenswift.types import Generation
+
+if TYPE_CHECKING:
+    from tokenswift.engine.llm import LLM
 
 logger = logging.getLogger("tokenswift")
 COUNTS = "long_texts.json"  # file of the cache folder: long texts by the model's name
