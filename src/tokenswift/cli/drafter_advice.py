@@ -13,7 +13,6 @@ from tokenswift.config.strategies import AutoOptions
 from tokenswift.engine.request import Request
 from tokenswift.files import replacing
 from tokenswift.loader.default_model import cache_dir
-from tokenswift.train.options import DataOptions
 from tokenswift.types import Generation
 
 if TYPE_CHECKING:
@@ -44,6 +43,8 @@ def advice_on_drafter(llm: LLM, model: str, request: Request, result: Generation
         return ""
     if _counted(llm.name) != SAID_AT:
         return ""
+    from tokenswift.train.options import DataOptions
+
     speed = result.metrics.tokens_per_second
     tokens = DataOptions("self").tokens
     hours = tokens / max(speed, 1e-3) / 3600
