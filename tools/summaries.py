@@ -19,6 +19,7 @@ QUALITY = Path(__file__).parents[1] / "benchmarks" / "results" / "quality.jsonl"
 PEER_KIND = "llama.cpp, f16 keys"
 REAL = Path(__file__).parents[1] / "benchmarks" / "results" / "real.jsonl"
 LONG_TEXT = Path(__file__).parents[1] / "benchmarks" / "results" / "long-text.jsonl"
+LENGTHS = Path(__file__).parents[1] / "benchmarks" / "results" / "lengths.jsonl"
 COMMAND = (
     "python -m benchmarks.real qwen2.5-coder-1.5b-q4_k_m --peer PYTHON "
     "--out benchmarks/results/real.jsonl"
@@ -223,10 +224,42 @@ def long_text(model: str) -> Table:
     return Table([*head, "different runs of four tokens"], body, below)
 
 
+def lengths() -> Table:
+    """Programs on one file beside one another, by length of the context."""
+    text = LENGTHS.read_text(encoding="utf-8") if LENGTHS.is_file() else ""
+    rows = [json.loads(line) for line in text.splitlines()]
+    newest = {(row["context"], row["program"]): row for row in rows}
+    if not newest:
+        return Table([], [], "Not measured yet: `python -m benchmarks.lengths MODEL BOOK`.")
+    body = [
+        [
+            f"{context:,}",
+            f"{program} {row['version'].split(' ')[0]}",
+            f"{row['reading']:.0f}",
+            f"{row['writing']:.1f}",
+            f"**{row['drafting']:.1f}**" if "drafting" in row else "",
+            f"{row['loading']:.1f}",
+            f"{row['peak'] / 1e9:.1f}",
+        ]
+        for (context, program), row in newest.items()
+    ]
+    head = ["context", "program", "prompt, tokens/s", "plain, tokens/s", "with drafts, tokens/s"]
+
+    def several(key: str) -> str:
+        return " and ".join(dict.fromkeys(str(row[key]) for row in newest.values()))
+
+    below = (
+        f"{several('model')} on {several('machine')}; rounds: {several('rounds')}; "
+        f"commit {several('commit')}."
+    )
+    return Table([*head, "loading, s", "peak of memory, GB"], body, below)
+
+
 SUMMARIES: dict[str, Callable[[], Table]] = {
     f"{name}-{machine.lower()}": partial(table, machine)
     for name, table in {"real": real, "contexts": contexts}.items()
     for machine in ("EPYC", "Xeon")
 }
 SUMMARIES["quality"] = quality
+SUMMARIES["lengths"] = lengths
 SUMMARIES["long-text"] = partial(long_text, "qwen2.5-coder-1.5b-q4_k_m")

@@ -18,6 +18,8 @@ from pathlib import Path
 def main() -> None:
     """Answer lines until the input ends."""
     os.environ["RAYON_NUM_THREADS"] = sys.argv[2]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # its log goes to standard output
     from mistralrs import CompletionRequest, Runner, Which  # pyright: ignore[reportMissingImports]
 
     file = Path(sys.argv[1])
@@ -26,7 +28,7 @@ def main() -> None:
         prefix_cache_n=0,
         no_paged_attn=True,
     )
-    print(json.dumps(version("mistralrs")), flush=True)
+    print(json.dumps(version("mistralrs")), file=answers, flush=True)
     for line in sys.stdin:
         question = json.loads(line)
         request = CompletionRequest(
@@ -38,7 +40,7 @@ def main() -> None:
         )
         usage = runner.send_completion_request(request).usage
         answer = {"reading": usage.avg_prompt_tok_per_sec, "writing": usage.avg_compl_tok_per_sec}
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

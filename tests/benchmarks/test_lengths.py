@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
 from tokenswift import LLM
 from tokenswift.types import InputError, RunError
+from tools import summaries
 
 #: in place of a program: reads as many tokens a second as the prompt has, and says its options
 PROGRAM = """#!{python}
@@ -80,3 +82,20 @@ def test_a_book_that_is_too_short(tmp_path: Path) -> None:
     llm = LLM.from_model(tiny_model("qwen2", max_position_embeddings=512), chat_tokenizer())
     with pytest.raises(InputError, match="valid: at least 1032"):
         lengths.questions(llm, book, [1024], 8)
+
+
+def test_the_docs_show_the_newest_row_of_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = {"model": "m", "machine": "cpu", "commit": "c", "program": "p"}
+    rows = [
+        {**about, **lengths.figures(64, [Trial(Speed(writing, writing), 1.0, 10**9, "1.2 (AVX)")])}
+        for writing in (5.0, 7.0)
+    ]
+    file = tmp_path / "lengths.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(summaries, "LENGTHS", file)
+    table = summaries.lengths()
+    assert table.body == [["64", "p 1.2", "7", "7.0", "", "1.0", "1.0"]]
+    monkeypatch.setattr(summaries, "LENGTHS", tmp_path / "none.jsonl")
+    assert "Not measured yet" in summaries.lengths().below
