@@ -135,6 +135,22 @@ def _shape(config: EagleConfig, layer: LayerWeights, dtype: torch.dtype) -> Shap
     )
 
 
+def drafted_rows(
+    tokens: list[int] | Int[Tensor, " n"],
+    start: int,
+    cache: FullCache,
+    parents: Sequence[int] | None,
+) -> Segment:
+    """The rows of a drafter's pass, at the positions from ``start`` on; in a tree each behind its
+    parent's position."""
+    count = len(tokens)
+    ids = tokens if isinstance(tokens, Tensor) else torch.tensor(tokens)
+    positions = torch.arange(start, start + count)
+    if parents is not None:
+        positions = torch.tensor([start - 1 + len(path) for path in row_paths(count, parents)])
+    return Segment(ids, positions, cache, parents)
+
+
 class EagleModel:
     """A drafter, packed for a target. Threads may share it.
 
@@ -252,11 +268,7 @@ class EagleModel:
                 at ``start``); None: a chain.
         """
         count = len(tokens)
-        ids = tokens if isinstance(tokens, Tensor) else torch.tensor(tokens)
-        positions = torch.arange(start, start + count)
-        if parents is not None:
-            positions = torch.tensor([start - 1 + len(path) for path in row_paths(count, parents)])
-        segment = Segment(ids, positions, cache, parents)
+        segment = drafted_rows(tokens, start, cache, parents)
         batch = self.backend.batch([segment], self.shape)
         embeds = self._embed(batch.tokens)
         if self.config.norm_before_residual:

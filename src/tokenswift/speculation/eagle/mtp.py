@@ -16,12 +16,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tokenswift.kernels.batch import LayerPass, row_paths
+from tokenswift.kernels.batch import LayerPass
 from tokenswift.kernels.formats import Stored
 from tokenswift.kernels.packed import Packed
 from tokenswift.kernels.weights import Shape, active_type
 from tokenswift.kv.cache import FullCache
-from tokenswift.kv.passes import Segment
 from tokenswift.loader.drafting import EMBEDDING_NORM, JOIN, STATE_NORM
 from tokenswift.loader.layout import NORM
 from tokenswift.loader.rotary import AngleTable
@@ -30,7 +29,14 @@ from tokenswift.models.decoder import NativeTarget
 from tokenswift.models.packing import Packing
 from tokenswift.sampling.rows import Subset
 from tokenswift.speculation.eagle.features import Features
-from tokenswift.speculation.eagle.model import CHUNK, SCRATCH, WINDOW, EagleModel, halves
+from tokenswift.speculation.eagle.model import (
+    CHUNK,
+    SCRATCH,
+    WINDOW,
+    EagleModel,
+    drafted_rows,
+    halves,
+)
 
 #: of a vocabulary of more than four times as many tokens, the first so many are drafted: those that
 #: its tokenizer merged first, which are the frequent ones
@@ -154,11 +160,7 @@ class MtpModel:
     ) -> Float[Tensor, "n D"]:
         """A pass over rows, as `EagleModel.run`."""
         count = len(tokens)
-        ids = tokens if isinstance(tokens, Tensor) else torch.tensor(tokens)
-        positions = torch.arange(start, start + count)
-        if parents is not None:
-            positions = torch.tensor([start - 1 + len(path) for path in row_paths(count, parents)])
-        segment = Segment(ids, positions, cache, parents)
+        segment = drafted_rows(tokens, start, cache, parents)
         batch = self.backend.batch([segment], self.shape)
         embeds = self._normed(self.target.embed(batch.tokens).float(), self._embedding_norm)
         rows = self.backend.draft_product(embeds.to(self._dtype), self._join_embeds)
