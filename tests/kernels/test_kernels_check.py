@@ -42,7 +42,7 @@ def test_kernels_that_round_by_the_row_are_not_used_and_nothing_is_promised(
     if isinstance(compiled := library.compiled(tmp_path), str):
         pytest.skip("no C compiler here")
     monkeypatch.setattr(targets, "_backends", {})
-    monkeypatch.setattr(check, "library", lambda folder: compiled)
+    monkeypatch.setattr(check, "library", lambda folder, on_progress: compiled)
     with caplog.at_level(logging.WARNING):
         target = targets.make_target(tiny_model("llama"))
     assert target.backend.name == "torch"
