@@ -71,7 +71,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--preset",
         default="smoke",
-        help="sizes: smoke, cpu (up to an hour a table) or gpu (the paper's)",
+        help="sizes: smoke, cpu (an hour a table at most), real (two models) or gpu (the paper's)",
     )
     add("--model", help="alias, folder, file or hub id; default: the preset's")
     add("--dtype", help="auto, float32, bfloat16, float16 or int8; default: the preset's")

@@ -8,7 +8,7 @@ nothing else is counted.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from itertools import pairwise
 
@@ -24,6 +24,9 @@ from tokenswift.types import Step, distinct
 TURNS = 128  # at most about so many turns a run
 LEAST = 16  # tokens of a turn
 WARM = 8  # tokens before the clock runs: what is made at first use is there then
+SHARE = "share_"  # how the shares of a step's phases begin
+#: figures that rows without times lack, beside the shares of a step's phases
+TIMES = ("speedup", "plain_ms", "ms", "step_ms", "price", "plain_minutes", "minutes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +204,8 @@ def decode(trial: Trial, keep_text: bool = False) -> Measured:
         figures_by_point[str(points[-1])] |= run_figures(variant, variant.steps)
         if drafting := variant.steps.result.drafting:
             row["drafting"] = drafting
+    if not config.get("timed", True):
+        row["figures"] = {point: counted(named) for point, named in figures_by_point.items()}
     if keep_text:
         row["stretches"] = stretches(trial.llm, variant.tokens)
     return row
@@ -211,9 +216,19 @@ def run_figures(side: Side, stream: Stream) -> dict[str, float]:
     metrics = stream.result.metrics
     total = sum(side.phase_seconds.values())
     shares = {
-        f"share_{phase}": round(seconds / total, 4) for phase, seconds in side.phase_seconds.items()
+        f"{SHARE}{phase}": round(seconds / total, 4)
+        for phase, seconds in side.phase_seconds.items()
     }
     return {**shares, "draft_passes": round(metrics.draft_passes / metrics.steps, 3)}
+
+
+def counted(figures: Mapping[str, float]) -> dict[str, float]:
+    """The figures that are counted, not timed."""
+    return {
+        name: value
+        for name, value in figures.items()
+        if name not in TIMES and not name.startswith(SHARE)
+    }
 
 
 def repeats(tokens: Sequence[int], n: int = 8) -> list[bool]:

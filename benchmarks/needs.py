@@ -31,7 +31,7 @@ def _read(name: str) -> dict[str, dict[str, Any]]:
 
 #: ways to run TokenSwift by name (see the file)
 METHODS = _read("methods.toml")
-#: the paper's models by hub id
+#: the paper's models by hub id, and real ones that have a name here
 MODELS = _read("models.toml")
 #: real models as quantized files, by the name of the file, in which rows call them
 FETCHED = {model.stem: model for model in NAMED_MODELS.values() if model.name != DEFAULT}
@@ -82,7 +82,7 @@ def heads_place(config: Config) -> str:
         return published
     if heads not in HEAD_KINDS or model == DEFAULT:
         return heads
-    return file if is_there or model in MODELS else heads
+    return file if is_there or model in MODELS or model in NAMED_MODELS else heads
 
 
 def missing(config: Config) -> str:

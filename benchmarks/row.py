@@ -25,6 +25,7 @@ from tokenswift.engine.llm import LLM
 from tokenswift.loader.find import gguf_in, locate
 from tokenswift.loader.identity import file_digest, versions, weights_digest
 from tokenswift.speculation.eagle.find import place_of
+from tokenswift.speculation.eagle.model import EagleModel
 from tokenswift.speculation.heads.modules import Heads
 from tokenswift.speculation.methods import drafts_from
 from tokenswift.types import InputError
@@ -100,7 +101,10 @@ def drafters_of(llm: LLM, config: Config) -> Measured:
     options = build_options(config["strategy"], options_of(config))
     heads, drafts = drafts_from(llm.resources, config["strategy"], options)
     row: Measured = {"heads": None if heads is None else about_heads(heads), "drafts": drafts}
-    if "eagle" in config:
+    eagle = llm.resources.eagle
+    if config.get("eagle") == "auto" and isinstance(eagle, EagleModel):
+        row["eagle"] = {"name": eagle.name}
+    elif "eagle" in config and config["eagle"] != "auto":
         place = place_of(config["eagle"])
         row["eagle"] = about_weights(place)
         row["drafts"] = drafts.replace(config["eagle"], place.name)  # no folder of this machine

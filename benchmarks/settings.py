@@ -11,8 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from tokenswift.checks import check_choice, check_integer, shown
-from tokenswift.config.sampling import NEUTRAL, SamplingParams, settings_of
+from tokenswift.checks import check_choice, check_flag, check_integer, shown
+from tokenswift.config.sampling import CONTINUED, NEUTRAL, SamplingParams, settings_of
 from tokenswift.config.strategies import OPTIONS, build_options
 from tokenswift.types import InputError
 
@@ -47,14 +47,16 @@ class Config(TypedDict):
     points: list[int]
     reach: str
     measured: NotRequired[int]
+    timed: NotRequired[bool]
     text: int
     seed: int
     rounds: NotRequired[int]
     schemas: NotRequired[int]
 
 
-#: the paper's samplers: of its models (Table 10), and those that it compares (Tables 6 and 12)
-SAMPLERS: dict[str, dict[str, float]] = {
+#: the paper's samplers, of its models (Table 10) and those that it compares (Tables 6 and 12), and
+#: ours for texts that are continued
+SAMPLERS: dict[str, Mapping[str, object]] = {
     "llama3.1-8b": {"min_p": 0.1, "repetition_penalty": 1.2},
     "yarn-llama2-7b-128k": {"top_p": 0.9, "repetition_penalty": 1.15},
     "qwen2.5-1.5b": {"top_p": 0.9, "repetition_penalty": 1.15},
@@ -63,6 +65,7 @@ SAMPLERS: dict[str, dict[str, float]] = {
     "top-p": {"top_p": 0.9, "repetition_penalty": 1.2},
     "min-p": {"min_p": 0.1, "repetition_penalty": 1.2},
     "eta": {"eta_cutoff": 2e-4, "repetition_penalty": 1.2},
+    "continued": {key: value for key, value in settings_of(CONTINUED).items() if key != "seed"},
 }
 #: what a sampler's setting may name
 FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name != "seed")
@@ -152,6 +155,7 @@ def resolve(variant: str, settings: Settings, text: int, seed: int, kind: str = 
     for key in ("texts", "seeds", "prefill", "measured", *SETTINGS_OF_KIND[kind]):
         check_integer(key, merged[key], 1)
     check_integer("threads", merged["threads"], 0)
+    check_flag("timed", merged["timed"])
     check_choice("sampler", merged["sampler"], tuple(SAMPLERS))
     config: Config = {
         "variant": variant,
@@ -176,6 +180,8 @@ def resolve(variant: str, settings: Settings, text: int, seed: int, kind: str = 
         config["eagle"] = merged["eagle"]
     if merged["reach"] == "text":
         config["measured"] = merged["measured"]
+    if not merged["timed"]:
+        config["timed"] = False
     optional = [key for key in LOADING_OPTIONS if merged[key] != DEFAULTS[key]]
     for key in (*optional, *SETTINGS_OF_KIND[kind]):
         config[key] = merged[key]

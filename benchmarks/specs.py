@@ -16,8 +16,9 @@
                several values of one setting make rows for each
     [[variants]]
                name, and settings of its own: what is compared
-    [presets.smoke], [presets.cpu], [presets.gpu]
-               settings over both; only = names of variants; [presets.P.variants.NAME] for one
+    [presets.smoke], [presets.cpu], [presets.real], [presets.gpu]
+               settings over both; only = names of variants; [presets.P.variants.NAME] for one;
+               a spec without the preset real has no rows of it
     [table]    by: settings that tell lines apart; figures: names of settings.toml; or, in specs
                of our own, columns, sort and best: see `tables`
     [plot]     x: a setting or "point"; y: figures; series: settings that tell lines apart;
@@ -52,7 +53,9 @@ from tokenswift.checks import check_choice, check_integer, shown
 from tokenswift.types import InputError
 
 FOLDER = Path(__file__).parent / "specs"
-PRESETS = ("smoke", "cpu", "gpu")
+PRESETS = ("smoke", "cpu", "real", "gpu")
+REAL = "real"  # the preset of real models: only of specs that say which
+HEADS_NAMED = (REAL, "gpu")  # presets in which heads are named by kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,8 @@ class Spec:
             InputError: naming the setting and what is valid.
         """
         check_choice("preset", preset, PRESETS)
+        if preset == REAL and not self._preset(preset):
+            return []
         only = self._preset(preset).get("only")
         configs: list[Config] = []
         for variant in self.variants:
@@ -154,17 +159,19 @@ class Spec:
         name = variant["name"]
         method = METHODS[name] if name in self.data.get("methods", ()) else {}
         in_preset = self._preset(preset)
+        of_variant = in_preset.get("variants", {}).get(name, {})
         settings: dict[str, Any] = {
             **self.data.get("settings", {}),
             **{key: value for key, value in variant.items() if key != "name"},
             **{key: value for key, value in in_preset.items() if key not in ("only", "variants")},
-            **in_preset.get("variants", {}).get(name, {}),
+            **of_variant,
             **overrides,
         }
         check_keys(settings, f"spec {self.name}")
         if "prompts" in variant:  # a kind of text that is what the line is about
             settings["prompts"] = variant["prompts"]
-        if self.with_eagle and name not in self.with_eagle:  # the drafter is for those lines alone
+        with_drafter = name in self.with_eagle or "eagle" in of_variant
+        if self.with_eagle and not with_drafter:  # the drafter is for those lines alone
             settings.pop("eagle", None)
         return {**method, **settings}
 
@@ -184,7 +191,7 @@ class Spec:
         for values in product(*(values for _, values in several)):
             single = {**used, **dict(zip(keys, values, strict=True))}
             model = single.get("model", DEFAULTS["model"])
-            named = preset == "gpu" and by_prompt
+            named = preset in HEADS_NAMED and by_prompt
             single = with_model(single, model, strategy, named)
             texts = single.get("texts", DEFAULTS["texts"]) if by_prompt else 1
             seeds = single.get("seeds", DEFAULTS["seeds"]) if by_prompt else 1

@@ -20,7 +20,7 @@ RUN = ("run", "table5")
     [
         (("runn",), "argument command: invalid choice: 'runn'"),
         (("run", "table9"), "spec is 'table9'; valid: table1, table2"),
-        ((*RUN, "--preset", "huge"), "preset is 'huge'; valid: smoke, cpu, gpu"),
+        ((*RUN, "--preset", "huge"), "preset is 'huge'; valid: smoke, cpu, real, gpu"),
         (
             (*RUN, "--set", "strategy=fast"),
             "strategy is 'fast'; valid: auto, autoregressive, tokenswift",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from benchmarks.decode import Side, figures, paired_run
+from benchmarks.decode import Side, counted, figures, paired_run
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, SamplingParams
 from tokenswift.types import Generation, distinct
@@ -62,3 +62,10 @@ def test_figures_are_those_of_generate(race: Race) -> None:
     assert figure["beta"] == pytest.approx(alone.ngram_acceptance_rate, abs=1e-6)
     last = race.variant.at(NEW)
     assert last.accepted / last.gamma == pytest.approx(alone.acceptance_rate)
+
+
+def test_rows_without_times_keep_what_is_counted(race: Race) -> None:
+    named = {**figures(race.plain, race.variant, NEW), "share_draft": 0.1}
+    names = counted(named).keys()
+    assert {"alpha", "length", "nodes", "d4"} <= names
+    assert not {"speedup", "ms", "minutes", "share_draft"} & names

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import specs
 from benchmarks.prompts import GENERATED
 from benchmarks.settings import Config, key_of
-from benchmarks.specs import PRESETS, Spec
+from benchmarks.specs import PRESETS, REAL, Spec
 from benchmarks.words import NAMES
 
 
@@ -22,7 +22,7 @@ def test_a_table_or_figure_is_the_papers(name: str) -> None:
 @pytest.mark.parametrize("name", specs.names())
 def test_a_preset_has_each_row_once(name: str, preset: str) -> None:
     configs = configs_of(name, preset)
-    assert configs
+    assert configs or preset == REAL
     assert len({key_of(name, config) for config in configs}) == len(configs)
     assert {config["prompts"] for config in configs} <= {"shipped", "pg19", *GENERATED}
 
@@ -67,6 +67,15 @@ SPEC = {
 }
 
 
+@pytest.mark.parametrize("name", ["table3", "table4", "table12", "table13"])
+def test_real_models_have_their_own_rows_with_the_drafter_that_is_shipped(name: str) -> None:
+    configs = configs_of(name, REAL)
+    assert {config["model"] for config in configs} == {"qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"}
+    eagles = {config["variant"]: config.get("eagle") for config in configs}
+    assert eagles["auto"] == "auto"
+    assert eagles["paper, exact rule"] is None
+
+
 def rows(preset: str = "smoke", **overrides: object) -> list[Config]:
     return Spec("mine", SPEC).rows(preset, overrides)
 
@@ -85,6 +94,15 @@ def test_several_values_of_a_setting_make_rows() -> None:
 
 def test_options_that_a_strategy_lacks_are_left_out() -> None:
     assert "budget" not in rows()[1]["options"]  # medusa has none
+
+
+def test_a_spec_that_names_no_real_models_has_no_rows_of_them() -> None:
+    assert rows(REAL) == []
+
+
+def test_rows_that_are_not_timed_say_so() -> None:
+    assert rows(timed=False)[0].get("timed") is False
+    assert "timed" not in rows(timed=True)[0]
 
 
 def test_the_command_goes_over_all() -> None:
