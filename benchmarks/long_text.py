@@ -1,12 +1,13 @@
 """One long text of a real model: adaptive drafting and plain decoding, in turns.
 
     python -m benchmarks.long_text MODEL BOOK [--tokens 20000] [--prompt 1000] [--part 1000]
-        [--seed 1] [--sampling JSON] [--text FILE] [--out FILE]
+        [--seed 1] [--sampling JSON] [--pause FILE] [--text FILE] [--out FILE]
 
 MODEL is a GGUF file or a name of `benchmarks/models.toml`; BOOK a text file whose first tokens are
 continued, with the sampling of continued text unless ``--sampling`` says otherwise, such as
 ``'{"temperature": 0.9}'``. Both ways write the same text from the same prefilled prompt, in turns
-of some tokens. Prints one line of JSON for each part of the text, and one for the whole.
+of some tokens; while a file that ``--pause`` names is there, no turn begins. Prints one line of
+JSON for each part of the text, and one for the whole.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from tokenswift.turns import DecodingSide, take_turns
 from tokenswift.types import distinct
 
 TURN = 250  # tokens of a turn
+PAUSE_SECONDS = 1.0  # between looks at the file that says to wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class LongText:
         self._prompt = len(state.tokens)
         self._length: int = options.tokens
         self._part: int = options.part
+        self._pause: Path | None = options.pause
         sampling = replace(
             CONTINUED,
             seed=options.seed,
@@ -110,6 +114,7 @@ class LongText:
         for end in range(self._part, self._length + self._part, self._part):
             start = len(self.auto.tokens)
             for place, side in take_turns(order, range(start + TURN, end + TURN, TURN)):
+                wait_while(self._pause)
                 side.run_to(min(place, end, self._length))
             auto_end = Mark.of(self.auto)
             plain_end = Mark.of(self.plain)
@@ -140,6 +145,12 @@ class LongText:
         }
 
 
+def wait_while(file: Path | None) -> None:
+    """Wait as long as a file is there."""
+    while file is not None and file.exists():
+        time.sleep(PAUSE_SECONDS)
+
+
 def parse_options() -> argparse.Namespace:
     """The command line's options."""
     parser = argparse.ArgumentParser(
@@ -152,6 +163,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--part", type=int, default=1000, help="tokens of a part")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sampling", default="{}", help="fields of SamplingParams, as JSON")
+    parser.add_argument("--pause", type=Path, help="while this file is there, no turn begins")
     parser.add_argument("--text", type=Path, help="the text is written to this file")
     parser.add_argument("--out", type=Path, help="rows are added to this file")
     return parser.parse_args()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from io import BytesIO
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -228,3 +229,53 @@ def plot_tasks(rows: Sequence[Row]) -> bytes:
         picture.savefig(out, format="svg", metadata={"Date": None})
         pyplot.close(picture)
     return out.getvalue()
+
+
+# ---- long texts ----------------------------------------------------------------------------------
+
+WAYS = {"plain": "plain", "auto": "with drafts"}  # of rows → what the legend calls them
+
+
+def plot_long_texts(texts: Sequence[Sequence[Row]]) -> bytes:
+    """Minutes over new tokens, plainly and with drafts, as an SVG picture; empty without texts.
+
+    Args:
+        texts: of each text its parts, then the whole.
+    """
+    if not texts:
+        return b""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with pyplot.rc_context(fname=STYLE):
+        picture, axes = pyplot.subplots(figsize=(5.9, 3.4), layout="constrained")
+        for i, (*parts, total) in enumerate(texts):
+            for j, (way, words) in enumerate(WAYS.items()):
+                axes.plot(
+                    [0, *(part["part"] for part in parts)],
+                    [0.0, *minutes(parts, way)],
+                    label=f"{total['model']}, {words}",
+                    color=COLOURS[i],
+                    marker=MARKERS[j],
+                    linestyle=DASHES[1 - j],
+                    markersize=4,
+                )
+        axes.set_xlabel("new tokens")
+        axes.set_ylabel("minutes")
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        picture.legend(loc="outside lower center", ncols=2)
+        out = BytesIO()
+        picture.savefig(out, format="svg", metadata={"Date": None})
+        pyplot.close(picture)
+    return out.getvalue()
+
+
+def minutes(parts: Sequence[Row], way: str) -> list[float]:
+    """Of the whole text at the end of each part."""
+    ends = [part["part"] for part in parts]
+    lengths = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    seconds = [length / part[way] for length, part in zip(lengths, parts, strict=True)]
+    return [total / 60 for total in accumulate(seconds)]

@@ -103,7 +103,9 @@ def drafters_of(llm: LLM, config: Config) -> Measured:
     row: Measured = {"heads": None if heads is None else about_heads(heads), "drafts": drafts}
     eagle = llm.resources.eagle
     if config.get("eagle") == "auto" and isinstance(eagle, EagleModel):
-        row["eagle"] = {"name": eagle.name}
+        place = Path(eagle.name)
+        row["eagle"] = {"name": place.name}
+        row["drafts"] = drafts.replace(eagle.name, place.name)  # no folder of this machine
     elif "eagle" in config and config["eagle"] != "auto":
         place = place_of(config["eagle"])
         row["eagle"] = about_weights(place)

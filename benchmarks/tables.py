@@ -109,7 +109,8 @@ def _groups_of_paper(spec: Spec, rows: list[Row]) -> list[Group]:
 
     def conditions(row: Row) -> list[str]:
         model = "" if "model" in spec.by else row["config"]["model"]
-        return [row["preset"], model, row["dtype"], row["machine"], row.get("reached", "")]
+        processor = str(row["machine"]).rpartition(", ")[0] or row["machine"]  # without threads
+        return [row["preset"], model, row["dtype"], processor, row.get("reached", "")]
 
     result = []
     for part in alike(rows, conditions):

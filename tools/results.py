@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks import plots, report, specs, tables
 from benchmarks.runner import read_rows
-from benchmarks.words import Row
-from tools.summaries import SUMMARIES, paper, tasks
+from benchmarks.words import Row, model_words
+from tools.summaries import NO_CLAIM, SUMMARIES, long_text, long_text_rows, paper, tasks
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -26,22 +26,11 @@ PAGES = (ROOT / "README.md", DOCS / "benchmarks.md")
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DRAWN = ("speed", "rivals")
 REAL_MACHINE = "EPYC"  # whose rows README shows
-#: what stands around the table of docs/results.md
-RESULTS_PAGE = """<!-- made by `make results`; do not edit -->
-
-# The paper's tables and figures, measured here
-
-{summary}
-
-The rows are in `benchmarks/results/paper`: each holds its whole configuration, versions, machine,
-commit, seeds and raw times. `python -m benchmarks report --results benchmarks/results/paper --out
-build/paper` makes every table of them, with the paper's figures below. A cell is the mean
-(least–most) over all rows of a way of drafting, each at its full length.
-
-{table}
-## What each says
-
-{remarks}"""
+#: what stands around the tables of docs/results.md
+RESULTS_PAGE = Path(__file__).with_name("results_page.md")
+#: models whose long texts are shown
+LONG_TEXTS = ("qwen2.5-coder-1.5b-q4_k_m", "qwen2.5-coder-0.5b-q4_k_m")
+FIGURE_1 = "figure1-real.svg"
 
 
 def table(name: str, rows: list[Row]) -> str:
@@ -63,14 +52,10 @@ def pages_and_pictures(plot: report.Plot = plots.plot, draws: bool = True) -> di
     Args:
         draws: whether the picture of a real model is drawn, too.
     """
-    parts = report.parts(
-        specs=specs.chosen(()),
-        rows=read_rows(RESULTS / "paper"),
-        notes=report.notes(RESULTS / "paper"),
-        plot=plot,
-    )
-    files = {DOCS / "results.md": results_page(parts).encode()}
-    for part in parts:
+    parts = parts_of("paper", plot)
+    real_parts = parts_of("paper-real", plot)
+    files = {DOCS / "results.md": results_page(parts, real_parts).encode()}
+    for part in (*parts, *real_parts):
         for name, picture in part.pictures:
             if picture:
                 files[DOCS / "results" / name] = picture
@@ -84,16 +69,82 @@ def pages_and_pictures(plot: report.Plot = plots.plot, draws: bool = True) -> di
         (group,) = tables.groups(spec, rows)
         files[DOCS / f"{name}.svg"] = plot(spec, group)
     files[DOCS / "real.svg"] = plots.plot_tasks(tasks(REAL_MACHINE)) if draws else b"svg"
+    long_texts = [rows for rows in map(long_text_rows, LONG_TEXTS) if rows]
+    picture = plots.plot_long_texts(long_texts) if draws else b"svg"
+    files[DOCS / "results" / FIGURE_1] = picture
     return files
 
 
-def results_page(parts: Sequence[report.Part]) -> str:
-    """docs/results.md."""
-    return RESULTS_PAGE.format(
+def parts_of(folder: str, plot: report.Plot) -> list[report.Part]:
+    """The paper's tables and figures that have rows in a folder of results."""
+    return report.parts(
+        specs=specs.chosen(()),
+        rows=read_rows(RESULTS / folder),
+        notes=report.notes(RESULTS / folder),
+        plot=plot,
+    )
+
+
+def results_page(parts: Sequence[report.Part], real_parts: Sequence[report.Part]) -> str:
+    """docs/results.md.
+
+    Args:
+        parts: of the toy.
+        real_parts: of real models.
+    """
+    real_notes = report.notes(RESULTS / "paper-real")
+    long_texts = long_texts_block(real_notes.get("figure1", ""))
+    page = RESULTS_PAGE.read_text(encoding="utf-8")
+    return page.format(
+        real_summary=real_notes.get("summary", ""),
+        real="\n".join([long_texts, *map(block_of, real_parts)]),
         summary=report.notes(RESULTS / "paper").get("summary", ""),
         table=paper(parts).markdown(),
-        remarks="".join(map(remark_of, parts)),
+        remarks="".join(map(remark_of, parts)).rstrip(),
     )
+
+
+def long_texts_block(note: str) -> str:
+    """Table 1 and Figure 1 of real models: texts of 20,000 new tokens."""
+    models = [model for model in LONG_TEXTS if long_text_rows(model)]
+    blocks = [
+        "### Table 1 and Figure 1. Time of a long text, plainly and with drafts",
+        note,
+        *(long_text(model).markdown().rstrip() for model in models),
+        f"![Figure 1](results/{FIGURE_1})",
+    ]
+    return joined(blocks)
+
+
+def block_of(part: report.Part) -> str:
+    """A table of real models: the paper's claim, what the rows say of it, and the rows."""
+    spec = part.spec
+    claim = spec.data["claim"]
+    blocks = [
+        f"### {spec.label}. {spec.title}",
+        f"*The paper: {claim}.*" if claim != NO_CLAIM else "",
+        part.note,
+    ]
+    for group, (name, picture) in zip(part.groups, part.pictures, strict=True):
+        blocks.append(tables.of_group(spec, group).markdown().rstrip())
+        blocks.append(conditions(group))
+        blocks.append(f"![{spec.label}](results/{name})" if picture else "")
+    return joined(blocks)
+
+
+def joined(blocks: Iterable[str]) -> str:
+    """Paragraphs, those that are empty left out."""
+    return "\n\n".join(filter(None, blocks)) + "\n"
+
+
+def conditions(group: tables.Group) -> str:
+    """Model, type, machine and commits of a group's rows."""
+
+    def several(key: str) -> str:
+        return " and ".join(sorted({str(row[key]) for row in group.rows}))
+
+    where = f"({several('dtype')}) on {several('machine')}"
+    return f"{model_words(group.rows)} {where}; commit {several('commit')}."
 
 
 def undrawn(spec: specs.Spec, group: tables.Group) -> bytes:

@@ -191,15 +191,23 @@ def quality() -> Table:
     return Table([*head, *more], body, note if body else "")
 
 
-def long_text(model: str) -> Table:
-    """The newest long text of a model, by its parts, with the whole in the last line."""
+def long_text_rows(model: str) -> list[Row]:
+    """The rows of the newest long text of a model: its parts, then the whole; [] without any."""
     text = LONG_TEXT.read_text(encoding="utf-8") if LONG_TEXT.is_file() else ""
     rows = [row for row in map(json.loads, text.splitlines()) if row["model"] == model]
     ends = [number for number, row in enumerate(rows) if "part" not in row]
     if not ends:
-        return Table([], [], f"Not measured yet: `python -m benchmarks.long_text {model} BOOK`.")
+        return []
     start = ends[-2] + 1 if len(ends) > 1 else 0
-    *parts, total = rows[start : ends[-1] + 1]
+    return rows[start : ends[-1] + 1]
+
+
+def long_text(model: str) -> Table:
+    """The newest long text of a model, by its parts, with the whole in the last line."""
+    rows = long_text_rows(model)
+    if not rows:
+        return Table([], [], f"Not measured yet: `python -m benchmarks.long_text {model} BOOK`.")
+    *parts, total = rows
     labels = [f"to {row['part']:,}" for row in parts] + [f"**all {total['tokens']:,}**"]
     body = [
         [

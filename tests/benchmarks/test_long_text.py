@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks.long_text import LongText, Mark, compare
+from benchmarks.long_text import LongText, Mark, compare, wait_while
 from benchmarks.words import Measured
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
 from tokenswift import LLM
 from tools import summaries
 
-OPTIONS = argparse.Namespace(tokens=50, part=20, seed=1, sampling='{"temperature": 0.9}')
+OPTIONS = argparse.Namespace(
+    tokens=50, part=20, seed=1, sampling='{"temperature": 0.9}', pause=None
+)
 
 
 @pytest.fixture
@@ -37,6 +40,24 @@ def test_a_part_is_compared_by_its_own_tokens_and_seconds() -> None:
     plain = (Mark(tokens=10, steps=10, seconds=2.0), Mark(tokens=30, steps=30, seconds=6.0))
     figures = compare(auto, plain)
     assert figures == {"auto_over_plain": 4.0, "plain": 5.0, "auto": 20.0, "tokens_a_step": 2.0}
+
+
+def test_no_turn_begins_while_the_file_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "pause"
+    file.touch()
+    waits = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            file.unlink()
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    wait_while(file)
+    wait_while(None)
+    assert len(waits) == 3
 
 
 def row_of(**figures: object) -> Measured:

@@ -36,5 +36,14 @@ def test_the_picture_of_a_real_model_has_every_task_of_its_rows() -> None:
         assert f"{row['auto_over_plain']:.2f} × plain" in picture
 
 
+def test_long_texts_take_minutes_by_the_speeds_of_their_parts() -> None:
+    parts = [{"part": 600, "plain": 10.0, "auto": 20.0}, {"part": 900, "plain": 5.0, "auto": 5.0}]
+    assert plots.minutes(parts, "plain") == [1.0, 2.0]
+    assert plots.minutes(parts, "auto") == [0.5, 1.5]
+    picture = plots.plot_long_texts([[*parts, {"model": "a-model"}]]).decode()
+    assert "a-model, with drafts" in picture
+    assert plots.plot_long_texts([]) == b""
+
+
 def test_without_rows_there_is_no_picture() -> None:
     assert plots.plot_tasks([]) == b""
