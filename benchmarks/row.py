@@ -104,7 +104,7 @@ def drafters_of(llm: LLM, config: Config) -> Measured:
     eagle = llm.resources.eagle
     if config.get("eagle") == "auto" and isinstance(eagle, EagleModel):
         place = Path(eagle.name)
-        row["eagle"] = {"name": place.name}
+        row["eagle"] = about_weights(place)
         row["drafts"] = drafts.replace(eagle.name, place.name)  # no folder of this machine
     elif "eagle" in config and config["eagle"] != "auto":
         place = place_of(config["eagle"])
