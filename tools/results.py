@@ -113,7 +113,7 @@ def long_texts_block(note: str) -> str:
         *(long_text(model).markdown().rstrip() for model in models),
         f"![Figure 1](results/{FIGURE_1})",
     ]
-    return joined(blocks)
+    return paragraphs(blocks)
 
 
 def block_of(part: report.Part) -> str:
@@ -129,22 +129,30 @@ def block_of(part: report.Part) -> str:
         blocks.append(tables.of_group(spec, group).markdown().rstrip())
         blocks.append(conditions(group))
         blocks.append(f"![{spec.label}](results/{name})" if picture else "")
-    return joined(blocks)
+    return paragraphs(blocks)
 
 
-def joined(blocks: Iterable[str]) -> str:
+def paragraphs(blocks: Iterable[str]) -> str:
     """Paragraphs, those that are empty left out."""
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def conditions(group: tables.Group) -> str:
-    """Model, type, machine and commits of a group's rows."""
+    """Model, type, prompts, machine and commits of a group's rows."""
 
     def several(key: str) -> str:
-        return " and ".join(sorted({str(row[key]) for row in group.rows}))
+        return joined_words(tables.value(row, key) for row in group.rows)
 
-    where = f"({several('dtype')}) on {several('machine')}"
-    return f"{model_words(group.rows)} {where}; commit {several('commit')}."
+    books = joined_words(row["prompt"]["name"] for row in group.rows)
+    return (
+        f"{model_words(group.rows)} ({several('dtype')}) behind {several('prefill')} tokens of "
+        f"{books}, on {several('machine')}; commit {several('commit')}."
+    )
+
+
+def joined_words(values: Iterable[object]) -> str:
+    """Different values, in words."""
+    return " and ".join(dict.fromkeys(map(str, values)))
 
 
 def undrawn(spec: specs.Spec, group: tables.Group) -> bytes:
