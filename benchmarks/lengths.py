@@ -41,11 +41,13 @@ class Speed:
         reading: of a prompt.
         writing: of what follows it, one by one.
         drafting: the same with drafts; None where the program has none.
+        passes: milliseconds of passes, by what they verify; None where they were not measured.
     """
 
     reading: float
     writing: float
     drafting: float | None = None
+    passes: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import gguf
-import numpy as np
-from numpy.typing import NDArray
 
-Q4_K = gguf.GGMLQuantizationType.Q4_K
-F32 = gguf.GGMLQuantizationType.F32
-BLOCK, BLOCK_BYTES = gguf.GGML_QUANT_SIZES[Q4_K]
-#: a block's scale, and its least value's: weights are about 0.02, and their mean is 0
-SCALES = np.array([7e-5, 5.25e-4], np.float16).view(np.uint8)
+from benchmarks.random_gguf import F32, RandomTensor, write_random_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +104,16 @@ SHAPES = {
 
 def write_random(path: Path, sizes: MixtureSizes) -> None:
     """Write a file, one tensor in memory at a time."""
-    unfinished = path.with_suffix(".part")
-    writer = gguf.GGUFWriter(unfinished, sizes.architecture)
-    _add_numbers(writer, sizes)
-    _add_tokens(writer, sizes.vocabulary)
-    for name, shape, kind in _tensors(sizes):
-        writer.add_tensor_info(name, *_stored(shape, kind), kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    generator = np.random.default_rng(1)
-    for name, shape, kind in _tensors(sizes):
-        writer.write_tensor_data(_values(generator, name, shape, kind))
-    writer.close()
-    unfinished.rename(path)
+    write_random_file(
+        path,
+        sizes.architecture,
+        partial(_add_numbers, sizes),
+        sizes.vocabulary,
+        list(_tensors(sizes)),
+    )
 
 
-def _add_numbers(writer: gguf.GGUFWriter, sizes: MixtureSizes) -> None:
+def _add_numbers(sizes: MixtureSizes, writer: gguf.GGUFWriter) -> None:
     writer.add_context_length(32_768)
     writer.add_embedding_length(sizes.hidden)
     writer.add_block_count(sizes.layers)
@@ -144,64 +132,25 @@ def _add_numbers(writer: gguf.GGUFWriter, sizes: MixtureSizes) -> None:
         writer.add_float32(f"{sizes.architecture}.{key}", value)
 
 
-def _add_tokens(writer: gguf.GGUFWriter, count: int) -> None:
-    """A vocabulary that no text is cut into."""
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    letters = ["a", "b", "ab"]
-    writer.add_token_list([*letters, *(f"t{number}" for number in range(3, count))])
-    writer.add_token_types([gguf.TokenType.NORMAL] * count)
-    writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(count - 1)
-
-
-def _tensors(
-    sizes: MixtureSizes,
-) -> Iterator[tuple[str, tuple[int, ...], gguf.GGMLQuantizationType]]:
+def _tensors(sizes: MixtureSizes) -> Iterator[RandomTensor]:
     """Names, shapes and types, in the order of the file."""
     hidden = sizes.hidden
     queries = sizes.heads * sizes.width
     keys = sizes.kv_heads * sizes.width
-    yield "token_embd.weight", (sizes.vocabulary, hidden), Q4_K
-    yield "output.weight", (sizes.vocabulary, hidden), Q4_K
-    yield "output_norm.weight", (hidden,), F32
+    yield RandomTensor("token_embd.weight", (sizes.vocabulary, hidden))
+    yield RandomTensor("output.weight", (sizes.vocabulary, hidden))
+    yield RandomTensor("output_norm.weight", (hidden,), F32)
     for layer in range(sizes.layers):
         prefix = f"blk.{layer}"
-        yield f"{prefix}.attn_norm.weight", (hidden,), F32
-        yield f"{prefix}.ffn_norm.weight", (hidden,), F32
+        yield RandomTensor(f"{prefix}.attn_norm.weight", (hidden,), F32)
+        yield RandomTensor(f"{prefix}.ffn_norm.weight", (hidden,), F32)
         for name, width in sizes.norms:
-            yield f"{prefix}.{name}.weight", (width,), F32
-        yield f"{prefix}.attn_q.weight", (queries, hidden), Q4_K
-        yield f"{prefix}.attn_k.weight", (keys, hidden), Q4_K
-        yield f"{prefix}.attn_v.weight", (keys, hidden), Q4_K
-        yield f"{prefix}.attn_output.weight", (hidden, queries), Q4_K
-        yield f"{prefix}.ffn_gate_inp.weight", (sizes.experts, hidden), F32
-        yield f"{prefix}.ffn_gate_exps.weight", (sizes.experts, sizes.inner, hidden), Q4_K
-        yield f"{prefix}.ffn_up_exps.weight", (sizes.experts, sizes.inner, hidden), Q4_K
-        yield f"{prefix}.ffn_down_exps.weight", (sizes.experts, hidden, sizes.inner), Q4_K
-
-
-def _stored(
-    shape: tuple[int, ...], kind: gguf.GGMLQuantizationType
-) -> tuple[tuple[int, ...], np.dtype[np.generic], int]:
-    """The shape of a tensor's numbers or bytes, their type, and how many bytes they are."""
-    if kind == F32:
-        return shape, np.dtype(np.float32), 4 * int(np.prod(shape))
-    in_bytes = (*shape[:-1], shape[-1] // BLOCK * BLOCK_BYTES)
-    return in_bytes, np.dtype(np.uint8), int(np.prod(in_bytes))
-
-
-def _values(
-    generator: np.random.Generator,
-    name: str,
-    shape: tuple[int, ...],
-    kind: gguf.GGMLQuantizationType,
-) -> NDArray[np.generic]:
-    if kind == F32 and "norm" in name:
-        return np.ones(shape, np.float32)
-    if kind == F32:
-        return generator.standard_normal(shape, np.float32) * shape[-1] ** -0.5
-    in_bytes, _, count = _stored(shape, kind)
-    blocks = np.frombuffer(generator.bytes(count), np.uint8).copy().reshape(-1, BLOCK_BYTES)
-    blocks[:, : len(SCALES)] = SCALES
-    return blocks.reshape(in_bytes)
+            yield RandomTensor(f"{prefix}.{name}.weight", (width,), F32)
+        yield RandomTensor(f"{prefix}.attn_q.weight", (queries, hidden))
+        yield RandomTensor(f"{prefix}.attn_k.weight", (keys, hidden))
+        yield RandomTensor(f"{prefix}.attn_v.weight", (keys, hidden))
+        yield RandomTensor(f"{prefix}.attn_output.weight", (hidden, queries))
+        yield RandomTensor(f"{prefix}.ffn_gate_inp.weight", (sizes.experts, hidden), F32)
+        yield RandomTensor(f"{prefix}.ffn_gate_exps.weight", (sizes.experts, sizes.inner, hidden))
+        yield RandomTensor(f"{prefix}.ffn_up_exps.weight", (sizes.experts, sizes.inner, hidden))
+        yield RandomTensor(f"{prefix}.ffn_down_exps.weight", (sizes.experts, hidden, sizes.inner))
