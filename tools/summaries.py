@@ -19,6 +19,7 @@ QUALITY = Path(__file__).parents[1] / "benchmarks" / "results" / "quality.jsonl"
 PEER_KIND = "llama.cpp, f16 keys"
 REAL = Path(__file__).parents[1] / "benchmarks" / "results" / "real.jsonl"
 LONG_TEXT = Path(__file__).parents[1] / "benchmarks" / "results" / "long-text.jsonl"
+RECURRENT = Path(__file__).parents[1] / "benchmarks" / "results" / "recurrent.jsonl"
 LENGTHS = Path(__file__).parents[1] / "benchmarks" / "results" / "lengths.jsonl"
 COMMAND = (
     "python -m benchmarks.real qwen2.5-coder-1.5b-q4_k_m --peer PYTHON "
@@ -263,6 +264,37 @@ def lengths() -> Table:
     return Table([*head, "loading, s", "peak of memory, GB"], body, below)
 
 
+def recurrent() -> Table:
+    """Models with recurrent layers, of random weights, by shape and length of the context."""
+    text = RECURRENT.read_text(encoding="utf-8") if RECURRENT.is_file() else ""
+    rows = [json.loads(line) for line in text.splitlines()]
+    newest = {(row["model"], row["context"], row["program"]): row for row in rows}
+    if not newest:
+        return Table([], [], "Not measured yet: `python -m benchmarks.recurrent FOLDER`.")
+
+    def price(row: dict[str, float], draft: str) -> str:
+        return f"{row[draft]:.2f}" if draft in row else ""
+
+    body = [
+        [
+            f"{model.removesuffix('-q4_k')}",
+            f"{context:,}",
+            f"{program} {row['version'].split(' ')[0]}",
+            f"{row['reading']:.0f}",
+            f"{row['writing']:.1f}",
+            *(price(row, draft) for draft in ("chain_4", "chain_8", "tree_8")),
+            f"{row['peak'] / 1e9:.1f}",
+        ]
+        for (model, context, program), row in sorted(newest.items())
+    ]
+    head = ["shape", "context", "program", "prompt, tokens/s", "plain, tokens/s"]
+    machines = dict.fromkeys(row["machine"] for row in newest.values())
+    commits = dict.fromkeys(row["commit"] for row in newest.values())
+    below = f"Random weights in Q4_K; {', '.join(machines)}; commit {', '.join(commits)}."
+    drafts = ["verifying 4 rows", "8 rows", "a tree of 8"]
+    return Table([*head, *drafts, "peak of memory, GB"], body, below)
+
+
 SUMMARIES: dict[str, Callable[[], Table]] = {
     f"{name}-{machine.lower()}": partial(table, machine)
     for name, table in {"real": real, "contexts": contexts}.items()
@@ -270,4 +302,5 @@ SUMMARIES: dict[str, Callable[[], Table]] = {
 }
 SUMMARIES["quality"] = quality
 SUMMARIES["lengths"] = lengths
+SUMMARIES["recurrent"] = recurrent
 SUMMARIES["long-text"] = partial(long_text, "qwen2.5-coder-1.5b-q4_k_m")

@@ -93,7 +93,10 @@ class States:
 
     Attributes:
         now: after the committed tokens, (layers, state) float32; at first 0.
-        next: after the last row of the last pass, where that is a chain.
+        next: after the last row of the last pass, with ``has_next``.
+        has_next: whether a pass is to fill in ``next``: a prompt's, or one of one row. Of drafts
+            the log alone is kept, as mostly not all of them are accepted: writing states that
+            nobody reads costs as much as a replay.
         length: committed tokens.
     """
 
@@ -113,7 +116,7 @@ class States:
         self.next: Float[Tensor, "layers state"] = self._empty(recurrence.state)
         self._log: Tensor = self._empty(0, recurrence.logged)
         self._rows = 0
-        self._is_chain = False
+        self.has_next = False
         self._is_logged = False
         self._marks: dict[int, Tensor] = {}
 
@@ -135,7 +138,7 @@ class States:
             Its log, for as many rows or more; None for a long chain, which is committed whole.
         """
         self._rows = rows
-        self._is_chain = parents is None or list(parents) == list(range(-1, rows - 1))
+        self.has_next = parents is None or rows == 1
         self._is_logged = parents is not None or rows < UNLOGGED
         if not self._is_logged:
             return None
@@ -149,7 +152,7 @@ class States:
         Raises:
             ValueError: a long chain is not committed whole.
         """
-        if self._is_chain and len(nodes) == self._rows:
+        if self.has_next and len(nodes) == self._rows:
             self.now, self.next = self.next, self.now
         elif nodes:
             if not self._is_logged or max(nodes) >= self._rows:
@@ -160,7 +163,7 @@ class States:
             self._replay(self.recurrence, self.now, self._log, nodes)
         self.length += len(nodes)
         self._rows = 0
-        self._is_chain = False
+        self.has_next = False
 
     @staticmethod
     def most_bytes(recurrence: Recurrence, layers: int) -> int:

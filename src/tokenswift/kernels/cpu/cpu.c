@@ -310,7 +310,7 @@ typedef struct { /* rows of one text, over its own cache */
     void *tail;             /* the layers with windows, if they are apart: as keys_values, from a multiple of CHUNK on */
     long tail_before, tail_capacity;
     const float *now;       /* of recurrent layers: states of the committed rows, (layers, state_size) */
-    float *next, *log;      /* out: those behind a chain, and (layers, log_rows, log_size) */
+    float *next, *log;      /* out: those behind a chain (NULL: nowhere), and (layers, log_rows, log_size) */
     long log_rows;          /* n or more, or 0: the log is not kept */
 } Rows;
 
@@ -438,7 +438,7 @@ static void recurrent_layer(Recur *r, const Shape *m, const Pass *p, const Recur
         const Rows *rows = p->rows + i;
         Trail *t = (Trail *)r->trails + i;
         t->now = rows->now + l * state_size(c);
-        t->next = rows->next + l * state_size(c);
+        t->next = rows->next ? rows->next + l * state_size(c) : NULL;
         t->log = rows->log_rows ? rows->log + l * rows->log_rows * log_size(c) : spare;
         if (!rows->log_rows) spare += rows->n * log_size(c);
     }

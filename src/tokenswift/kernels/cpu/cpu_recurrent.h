@@ -41,7 +41,7 @@ typedef struct { /* a text's rows in one layer */
     long n;
     const int32_t *parents; /* as in Rows */
     const float *now;       /* the state of the committed rows */
-    float *next;            /* that after the last row of a chain */
+    float *next;            /* that after the last row of a chain; NULL: it is not wanted */
     float *log;             /* (n, log_size) */
     const int32_t *slots;   /* (n): where a row's matrix is held for a later child; -1: nowhere */
     int chain;
@@ -201,35 +201,144 @@ INLINE void delta_step(float *to, const float *from, const float *k, const float
     for (; c < width; c += W) delta_columns(1, to + c, from + c, k, v + c, decay, strength, q, q ? out + c : out, rows, width);
 }
 
+/* ---- chains: a head's matrix goes through all its rows a few columns at a time, which stay in the first cache. A row's
+ * step decays the matrix for the next one, too, and sums what that one sees: it reads and writes the matrix once. ---- */
+
+#define COLUMNS 32 /* numbers of a matrix's row that go through a chain together; fewer at its end, a multiple of 16 */
+#define TILE 32    /* rows after which the other columns have their turn */
+
+typedef struct { /* a row of a chain: its keys, values and queries; the last row has no next */
+    const float *k, *v, *q, *next_k;
+    float decay, strength, next_decay;
+} Link;
+
+/* B · W columns: to = from · decay, seen = what k sees of it. */
+INLINE void enter_chain(const int B, float *to, const float *from, long stride, float decay, const float *k, float *seen, long rows) {
+    V sum[8] = {{0}};
+    for (long i = 0; i < rows; i++) {
+        __builtin_prefetch(from + i * stride + rows * stride); /* of the next head */
+        __builtin_prefetch(from + i * stride + rows * stride + 16);
+        UNROLL for (int b = 0; b < B; b++) {
+            const V x = *(const Vm *)(from + i * stride + b * W) * decay;
+            sum[b] = fused(x, splat(k[i]), sum[b]);
+            *(Vm *)(to + i * B * W + b * W) = x;
+        }
+    }
+    UNROLL for (int b = 0; b < B; b++) *(Vm *)(seen + b * W) = sum[b];
+}
+
+/* One row's step of B · W decayed columns; they end up in `to`, decayed for the next row where there is one. */
+INLINE void chain_step(const int B, const int asked, const int goes_on, float *to, long stride, const float *from, const Link *l, float *seen, float *out, long rows) {
+    V step[8], sum[8] = {{0}}, read[8] = {{0}};
+    const V next_decay = splat(l->next_decay);
+    UNROLL for (int b = 0; b < B; b++) step[b] = (*(const Vm *)(l->v + b * W) - *(const Vm *)(seen + b * W)) * l->strength;
+    for (long i = 0; i < rows; i++)
+        UNROLL for (int b = 0; b < B; b++) {
+            V s = fused(splat(l->k[i]), step[b], *(const Vm *)(from + i * B * W + b * W));
+            if (asked) read[b] = fused(s, splat(l->q[i]), read[b]);
+            if (goes_on) {
+                s *= next_decay;
+                sum[b] = fused(s, splat(l->next_k[i]), sum[b]);
+            }
+            *(Vm *)(to + i * stride + b * W) = s;
+        }
+    UNROLL for (int b = 0; b < B; b++) {
+        if (asked) *(Vm *)(out + b * W) = read[b];
+        if (goes_on) *(Vm *)(seen + b * W) = sum[b];
+    }
+}
+
+/* The same with constant flags. matrix: the columns; end: where they stand behind the chain's last row, or NULL: nowhere. */
+INLINE void any_step(const int B, float *matrix, float *end, long width, const Link *l, float *seen, float *out, long rows) {
+    float *to = l->next_k || !end ? matrix : end;
+    const long stride = to == matrix ? B * W : width;
+    if (l->q && l->next_k) chain_step(B, 1, 1, to, stride, matrix, l, seen, out, rows);
+    else if (l->q) chain_step(B, 1, 0, to, stride, matrix, l, seen, out, rows);
+    else if (l->next_k) chain_step(B, 0, 1, to, stride, matrix, l, seen, out, rows);
+    else chain_step(B, 0, 0, to, stride, matrix, l, seen, out, rows);
+}
+
+/* Columns from c on of a row's step; its values and outputs are those of the whole head. */
+INLINE void step_columns(long c, float *matrix, float *end, long width, Link l, float *seen, float *out, long rows) {
+    l.v += c;
+    end = end ? end + c : NULL, out = out ? out + c : NULL;
+    if (c + COLUMNS <= width) any_step(COLUMNS / W, matrix, end, width, &l, seen + c, out, rows);
+    else any_step(16 / W, matrix, end, width, &l, seen + c, out, rows);
+}
+
+INLINE void enter_columns(long c, float *to, const float *from, long width, const Link *l, float *seen, long rows) {
+    if (c + COLUMNS <= width) enter_chain(COLUMNS / W, to, from + c, width, l->decay, l->k, seen + c, rows);
+    else enter_chain(16 / W, to, from + c, width, l->decay, l->k, seen + c, rows);
+}
+
+/* A head's part of a row of the log. next: that of the row behind it, or NULL. */
+INLINE Link link_of(const Recurrence *m, const float *row, const float *next, long head, const float *queries) {
+    const long key = m->channels + key_head_of(m, head) * m->key_width, values = m->channels + keys_size(m);
+    const long decay = values + outputs_size(m) + head;
+    return (Link){row + key, row + values + head * m->value_width, queries, next ? next + key : NULL,
+                  row[decay], row[decay + m->value_heads], next ? next[decay] : 0};
+}
+
+/* A head's output of a row of the pass, normed and gated. */
+static void put_head(const Recur *r, long row, long head, const float *out) {
+    const Recurrence *m = r->m;
+    const long width = m->value_width;
+    float y[width];
+    norm_row((char *)y, F32, out, r->w->norm, width, r->eps);
+    const float *z = r->projected + row * projected_size(m) + m->channels + head * width;
+    char *row_out = r->out + (row * outputs_size(m) + head * width) * bytes_of(r->type);
+    for (long c = 0; c < width; c += W) {
+        const V gate = *(const Vm *)(z + c);
+        store(r->type, row_out + c * bytes_of(r->type), *(const Vm *)(y + c) * (gate / (vexp(-gate) + 1.0f)));
+    }
+}
+
+/* A head of a text whose rows are a chain, the first of them row `first` of the pass. */
+static void delta_chain(const Recur *r, const Trail *t, long head, long first, float *matrix) {
+    const Recurrence *m = r->m;
+    const long place = inputs_size(m) + head * matrix_size(m), width = m->value_width, logged = log_size(m);
+    const long query = key_head_of(m, head) * m->key_width;
+    float seen[width], out[TILE * width];
+    for (long start = 0; start < t->n; start += TILE) {
+        const long end = t->n - start < TILE ? t->n : start + TILE;
+        for (long c = 0; c < width; c += COLUMNS) {
+            float *columns = matrix + c * m->key_width;
+            for (long row = start; row < end; row++) {
+                const float *log = t->log + row * logged;
+                const Link l = link_of(m, log, row + 1 < t->n ? log + logged : NULL, head, r->queries + (first + row) * keys_size(m) + query);
+                if (!row) enter_columns(c, columns, t->now + place, width, &l, seen, m->key_width);
+                step_columns(c, columns, t->next ? t->next + place : NULL, width, l, seen, out + (row - start) * width, m->key_width);
+            }
+        }
+        for (long row = start; row < end; row++) put_head(r, first + row, head, out + (row - start) * width);
+    }
+}
+
+/* A head of a text whose rows are a tree. */
+static void delta_tree(const Recur *r, const Trail *t, long head, long first, float *current) {
+    const Recurrence *m = r->m;
+    const long size = matrix_size(m), query = key_head_of(m, head) * m->key_width;
+    const float *now = t->now + inputs_size(m) + head * size;
+    for (long row = 0; row < t->n; row++) {
+        const long parent = t->parents[row];
+        const float *source = parent < 0 ? now : t->slots[parent] >= 0 ? current + (1 + t->slots[parent]) * size : current;
+        float *target = t->slots[row] >= 0 ? current + (1 + t->slots[row]) * size : current;
+        const Link l = link_of(m, t->log + row * log_size(m), NULL, head, r->queries + (first + row) * keys_size(m) + query);
+        float out[m->value_width];
+        delta_step(target, source, l.k, l.v, l.decay, l.strength, l.q, out, m->key_width, m->value_width);
+        put_head(r, first + row, head, out);
+    }
+}
+
 /* Heads of texts: task i is head i % value_heads of text i / value_heads. */
 static void some_delta_heads(void *context, long from, long to, int thread) {
     const Recur *r = context;
     const Recurrence *m = r->m;
-    const long size = matrix_size(m), keys = keys_size(m), width = m->value_width, values = outputs_size(m);
-    float *current = r->matrices + thread * r->room;
     for (long task = from; task < to; task++) {
         const Trail *t = r->trails + task / m->value_heads;
-        const long head = task % m->value_heads, key_head = key_head_of(m, head);
-        const float *now = t->now + inputs_size(m) + head * size;
         long first = 0; /* the text's first row */
         for (const Trail *before = r->trails; before < t; before++) first += before->n;
-        for (long row = 0; row < t->n; row++) {
-            const long parent = t->parents ? t->parents[row] : row - 1;
-            const float *source = parent < 0 ? now : t->slots[parent] >= 0 ? current + (1 + t->slots[parent]) * size : current;
-            float *target = t->slots[row] >= 0 ? current + (1 + t->slots[row]) * size : current;
-            if (t->chain && row == t->n - 1) target = t->next + inputs_size(m) + head * size;
-            const float *k = t->log + row * log_size(m) + m->channels, *v = k + keys, *decay = v + values;
-            float out[width], y[width];
-            delta_step(target, source, k + key_head * m->key_width, v + head * width, decay[head], decay[m->value_heads + head],
-                       r->queries + (first + row) * keys + key_head * m->key_width, out, m->key_width, width);
-            norm_row((char *)y, F32, out, r->w->norm, width, r->eps);
-            const float *z = r->projected + (first + row) * projected_size(m) + m->channels + head * width;
-            char *row_out = r->out + ((first + row) * values + head * width) * bytes_of(r->type);
-            for (long c = 0; c < width; c += W) {
-                const V gate = *(const Vm *)(z + c);
-                store(r->type, row_out + c * bytes_of(r->type), *(const Vm *)(y + c) * (gate / (vexp(-gate) + 1.0f)));
-            }
-        }
+        (t->parents ? delta_tree : delta_chain)(r, t, task % m->value_heads, first, r->matrices + thread * r->room);
     }
 }
 
@@ -252,7 +361,7 @@ static void recurrent_rows(const Recur *r, long n, int threads) {
         run(threads, r->count * m->value_heads, (double)n * m->value_heads * matrix_size(m) * 4, some_delta_heads, (void *)r);
     }
     for (const Trail *t = r->trails; t < r->trails + r->count; t++)
-        if (t->chain) next_inputs(m, t);
+        if (t->chain && t->next) next_inputs(m, t);
 }
 
 typedef struct {
@@ -273,18 +382,19 @@ static void some_replays(void *context, long from, long to, int thread) {
         const long layer = task / tasks, head = task % tasks;
         const float *log = p->log + layer * p->rows * width;
         float *state = p->states + layer * state_size(m);
-        for (long i = 0; i < p->count; i++) {
-            const float *row = log + p->nodes[i] * width;
-            if (head == m->value_heads) { /* all inputs one place on */
-                memmove(state, state + m->channels, (m->taps - 2) * m->channels * 4);
-                memcpy(state + (m->taps - 2) * m->channels, row, m->channels * 4);
-                continue;
-            }
-            const float *k = row + m->channels + key_head_of(m, head) * m->key_width;
-            const float *v = row + m->channels + keys_size(m), *decay = v + outputs_size(m);
-            float *matrix = state + inputs_size(m) + head * matrix_size(m);
-            delta_step(matrix, matrix, k, v + head * m->value_width, decay[head], decay[m->value_heads + head], NULL, NULL, m->key_width, m->value_width);
+        for (long i = 0; head == m->value_heads && i < p->count; i++) { /* all inputs one place on */
+            memmove(state, state + m->channels, (m->taps - 2) * m->channels * 4);
+            memcpy(state + (m->taps - 2) * m->channels, log + p->nodes[i] * width, m->channels * 4);
         }
+        if (head == m->value_heads) continue;
+        float seen[m->value_width], columns[COLUMNS * m->key_width], *matrix = state + inputs_size(m) + head * matrix_size(m);
+        for (long c = 0; c < m->value_width; c += COLUMNS)
+            for (long i = 0; i < p->count; i++) {
+                const float *row = log + p->nodes[i] * width;
+                const Link l = link_of(m, row, i + 1 < p->count ? log + p->nodes[i + 1] * width : NULL, head, NULL);
+                if (!i) enter_columns(c, columns, matrix, m->value_width, &l, seen, m->key_width);
+                step_columns(c, columns, matrix, m->value_width, l, seen, NULL, m->key_width);
+            }
     }
 }
 

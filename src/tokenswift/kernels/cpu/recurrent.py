@@ -45,7 +45,7 @@ COLUMNS = 16
 #: greatest sizes, which go by the stack of a thread
 MOST_TAPS = 64
 MOST_CHANNELS = 1 << 17
-MOST_VALUE_WIDTH = 1 << 12
+MOST_HEAD_WIDTH = 1 << 12
 
 
 def recurrence_of(recurrence: Recurrence | None) -> CRecurrence:
@@ -63,14 +63,14 @@ def recurrence_of(recurrence: Recurrence | None) -> CRecurrence:
     if (
         not grouped
         or width % COLUMNS
-        or width > MOST_VALUE_WIDTH
+        or max(width, recurrence.key_width) > MOST_HEAD_WIDTH
         or not 2 <= taps <= MOST_TAPS
         or not 1 <= recurrence.channels <= MOST_CHANNELS
     ):
         raise ValueError(
             f"recurrent layers are {recurrence}; valid: 2 to {MOST_TAPS} taps of up to "
             f"{MOST_CHANNELS:,} channels, heads of values a multiple of those of keys, of a "
-            f"multiple of {COLUMNS} numbers up to {MOST_VALUE_WIDTH:,}"
+            f"multiple of {COLUMNS} numbers, and all heads of up to {MOST_HEAD_WIDTH:,}"
         )
     return CRecurrence(
         taps=taps,

@@ -212,7 +212,8 @@ def describe_rows(rows: CRows, cache: KVCache, count: int, parents: Sequence[int
         log = states.open(count, parents)
         shape = (states.layers, states.recurrence.state)
         rows.now = address("states", states.now, torch.float32, *shape)
-        rows.next = address("the next states", states.next, torch.float32, *shape)
+        if states.has_next:
+            rows.next = address("the next states", states.next, torch.float32, *shape)
         if log is not None:
             logged = (states.layers, log.shape[1], states.recurrence.logged)
             rows.log = address("a log", log, torch.float32, *logged)
