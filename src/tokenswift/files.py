@@ -128,6 +128,9 @@ def object_in(path: Path, most: int, where: str) -> dict[str, Any]:
             raise ValueError(f"it has {len(value):,} fields, at most {MOST_FIELDS:,} are valid")
         if depth_and_size(value, MOST_DEPTH)[0] > MOST_DEPTH:
             raise ValueError(f"it has objects or lists more than {MOST_DEPTH} deep")
+    except FileNotFoundError as error:
+        line = f"{where} has no {path.name}; valid: a folder with one, or with a GGUF file"
+        raise InputError(line) from error
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             f"{where}: its {path.name} cannot be used ({line_of(error)}); valid: a JSON object of "

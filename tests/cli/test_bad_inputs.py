@@ -115,7 +115,7 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("hi --strategy hydra", "--strategy is 'hydra'; valid: auto, autoregressive, tokenswift"),
         ("hi --gamma 3", "--gamma is not an option of strategy auto; valid: ngrams"),
         ("hi --cache dynamc", "--cache is 'dynamc'; valid: full … did you mean dynamic?"),
-        ("hi --strategy tokenswift --tree 0", "--tree is (0,); valid: integers of at least 1"),
+        ("hi --strategy tokenswift --tree 0", "--tree is '0'; valid: integers of at least 1"),
         ("hi --strategy magicdec --gamma 99", "--gamma is 99; valid: an integer from 1 to 32"),
         ("hi --tree 1,x", "--tree is '1,x'; valid: auto, or integers of at least 1"),
         # many prompts
@@ -133,7 +133,7 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
     "plan": [("", "no prompt given"), ("hi --json full", "--json full")],
     "resume": [
         ("none", "run_dir none holds no run; valid: a folder made with --run-dir"),
-        ("", "the following arguments are required: "),
+        ("", "DIR is missing; valid: tokenswift resume [options] DIR"),
     ],
     "runs": [
         ("none", "folder is 'none': no such folder; valid: one with runs in it"),

@@ -311,7 +311,9 @@ def test_a_loop_is_told_once_and_leaves_one_copy_in_the_conversation(talk: Talk)
     done = talk("Hello", "/save c.json", options=options)
     assert done.code == 0, done
     assert done.err.count("repeats itself") == 1
-    assert "stopped, it repeats itself from token 0 on (1 token again and again)" in done.err
+    assert (
+        "stopped, because it repeats itself from token 0 on (1 token again and again)" in done.err
+    )
     assert "the conversation keeps one copy" in done.err
     assert len(done.out.strip()) > 100  # what was shown stays shown
     assert contents("c.json") == ["Hello", "b"]  # token 65

@@ -58,7 +58,10 @@ def test_training_that_goes_on_needs_a_drafter(cli: Call, deep: Path, tmp_path: 
     runs = tmp_path / "runs"
     runs.mkdir()
     for argv, message in (
-        (("--more", "500"), "out.gguf is not there to go on from; valid: train without --more"),
+        (
+            ("--more", "500"),
+            "out.gguf, which --more continues, is not there; valid: train without --more",
+        ),
         (
             ("--more", "500", "--kind", "medusa"),
             "more is given with kind medusa; valid: kind eagle",

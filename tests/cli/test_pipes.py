@@ -103,7 +103,7 @@ def test_the_default_length_is_said(cli: Call, chatty: Path) -> None:
     )
     done = cli(*argv)
     assert done.code == 0
-    words = "; stopped at the limit of its length; --max-new-tokens sets another"
+    words = "; stopped at its maximum length; --max-new-tokens sets another"
     assert done.err.splitlines()[-1].endswith(words)
     assert cli(*argv, "--max-new-tokens", "200").out == done.out
 

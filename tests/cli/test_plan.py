@@ -109,9 +109,9 @@ def test_as_a_command(cli: Call, tiny: Path) -> None:
 def test_the_layers_with_keys_of_16_bits_are_named(llm: LLM) -> None:
     forecast = memory_forecast(run_of(llm, 5))
     assert forecast["int16_keys"] == []
-    assert "keys are of 16 bits" not in text_of(forecast)
+    assert "keys have 16 bits" not in text_of(forecast)
     forecast["int16_keys"] = [0, 3]
-    assert "keys are of 16 bits in layers 0, 3\n" in text_of(forecast)
+    assert "keys have 16 bits in layers 0, 3\n" in text_of(forecast)
 
 
 def test_a_mixture_reads_fewer_weights_than_it_holds() -> None:

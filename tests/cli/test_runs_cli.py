@@ -164,7 +164,7 @@ def test_a_finished_run_says_so_and_nothing_is_written(cli: Call, tiny: Path) ->
     cli("generate", "hello", "--model", tiny, "-n", 8, "--run-dir", "r", *argv)
     before = {path: path.read_bytes() for path in Path("r").iterdir()}
     done = cli("resume", "r")
-    words = "stopped at the limit of its length; --max-new-tokens sets another"
+    words = "stopped at its maximum length; --max-new-tokens sets another"
     line = f"r is finished (8 tokens, {words}); tokenswift runs r --text prints it\n"
     assert (done.code, done.out, done.err) == (0, "", line)
     assert cli("resume", "r", "-n", 8).err == line
@@ -246,8 +246,8 @@ def test_an_early_end_says_what_to_do(cli: Call, ending: Path) -> None:
     done = cli(*CONTINUED, "-m", ending, "-n", 300, "--run-dir", "run")
     line = done.err.splitlines()[-1]
     assert re.match(r"the model ended the text at \d+ of 300 tokens; --min-tokens 300 lets", line)
-    assert "--ignore-eos writes on behind its end" in line
-    assert line.endswith("; go on with: tokenswift resume run --min-tokens 300")
+    assert "--ignore-eos continues after its end mark" in line
+    assert line.endswith("; continue with: tokenswift resume run --min-tokens 300")
 
 
 def test_the_command_of_that_line_goes_on_with_the_run(
@@ -264,7 +264,7 @@ def test_the_command_of_that_line_goes_on_with_the_run(
 def test_a_finished_run_says_how_to_go_on(cli: Call, ending: Path) -> None:
     cli(*CONTINUED, "-m", ending, "-n", 300, "--run-dir", "run")
     done = cli("resume", "run")
-    assert done.err.rstrip().endswith("tokenswift resume run --min-tokens N goes on with it")
+    assert done.err.rstrip().endswith("tokenswift resume run --min-tokens N continues it")
 
 
 def test_an_earlier_run_that_may_end_is_not_changed_by_the_same_command(

@@ -35,7 +35,7 @@ def test_bad_names(tmp_path: Path) -> None:
     refused("", "''", "smollm2-135m")
     refused(tmp_path / "absent", "absent", "no such folder")
     refused("../x/y", "no such folder")
-    refused(tmp_path, "its config.json cannot be used (No such file or directory)")
+    refused(tmp_path, "has no config.json; valid: a folder with one, or with a GGUF file")
     (tmp_path / "file.gguf").write_text("x")
     refused(tmp_path / "file.gguf", "is not a complete GGUF file (it does not begin with GGUF)")
     (tmp_path / "file.bin").write_text("")

@@ -172,7 +172,7 @@ def test_a_signal_ends_steps_and_says_how_to_go_on(
     assert process.end(number) == code
     log_text = process.log.read_text()
     assert (
-        f"1 answer is kept; it goes on with: tokenswift serve --run-dir {tmp_path / 'answers'}"
+        f"1 answer is unfinished; continue with: tokenswift serve --run-dir {tmp_path / 'answers'}"
         in log_text
     )
     assert ("error" in log_text) == (code != 0)

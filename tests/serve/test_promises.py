@@ -360,7 +360,10 @@ def test_connections_that_do_not_end_hold_no_server_up(start: Start) -> None:
         (("--max-connections-per-address", "0"), "--max-connections-per-address is 0; valid: "),
         (("--max-body", "x"), "--max-body is 'x'; valid: an integer"),
         (("--api-key", "short"), "a key has 5 characters; valid: at least 16"),
-        (("--host", "0.0.0.0"), "--host is '0.0.0.0', for other machines; valid: with --api-key"),
+        (
+            ("--host", "0.0.0.0"),
+            "--host is '0.0.0.0', which other machines reach; valid: with a key",
+        ),
     ],
 )
 def test_wrong_options_are_refused_before_the_model_is_loaded(

@@ -109,7 +109,9 @@ def test_an_address_of_other_machines_demands_a_key(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TOKENSWIFT_API_KEY", raising=False)
-    with pytest.raises(InputError, match="host is .*, for other machines; valid: with --api-key"):
+    with pytest.raises(
+        InputError, match="host is .*, which other machines reach; valid: with a key"
+    ):
         Settings(host=host)
     key = "a-key-of-a-client"
     assert Settings(host=host, api_key=key).keys() == [key]

@@ -37,11 +37,11 @@ class Prompt:
 
     Attributes:
         prompt: text to answer, or to continue (see --continue); text from a pipe is the prompt, or
-            stands before PROMPT; - reads standard input
+            is put before PROMPT; - reads standard input
         prompt_file: UTF-8 file with that text; - reads standard input
         prompt_ids: token ids instead of text, 0 or more each
         raw: continue the prompt as it is; default: a model that has a chat template answers it,
-            whether it comes as an argument, by a pipe or from a file
+            whether it comes as an argument, from a pipe or from a file
     """
 
     prompt: Annotated[str | None, Option("PROMPT", shown=True, positional=True)] = None
@@ -58,16 +58,16 @@ class Text:
         max_new_tokens: tokens to write, at least 1; an answer ends where the model ends it, and so
             does a continued text of fewer than 1,000 tokens; a longer one is written to this length
             (see min_tokens); default: an answer ends by itself, a continued text after 200
-        json_schema: write JSON of this schema: a file, or {…}; the schema itself is an object, such
-            as {"type": "object"}
+        json_schema: write JSON that follows this schema: a file, or {…}; the schema itself is an
+            object, such as {"type": "object"}
         regex: write text that this regular expression matches from its beginning to its end
-        grammar: write text of the grammar in this file, in Lark's syntax
+        grammar: write text that follows the grammar in this file, in Lark's syntax
         stop: end before this text; the text is left out; may be given several times; default: none
         stop_ids: end after these tokens; the last one adds no text; may be given several times;
             default: none
-        ignore_eos: write on behind an end-of-text token
-        on_loop: when the text repeats itself: report (continue and say so), stop, or copies: stop
-            at copies alone, and not where its sentences have one form
+        ignore_eos: continue after an end-of-text token
+        on_loop: what to do when the text repeats itself: report (continue and say so), stop, or
+            copies (stop at copies, but not where only the form of its sentences repeats)
     """
 
     max_new_tokens: Annotated[int | None, AtLeast(1), Option(shown=True, short="-n")] = None
@@ -140,8 +140,9 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
     option = f"--{dashed(name)}"
     text: str = getattr(args, name)
     is_file = name != "regex" and not (name == "json_schema" and text.lstrip().startswith("{"))
+    content = read_named(text, option) if is_file else text
     try:
-        return GRAMMARS[name](read_named(text, option) if is_file else text)
+        return GRAMMARS[name](content)
     except InputError as error:
         raise InputError(f"{option} {text[:SHOWN_CHARACTERS]}: {error}") from error
 

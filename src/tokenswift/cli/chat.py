@@ -36,7 +36,7 @@ class Resumed:
     """Where a conversation begins.
 
     Attributes:
-        resume: go on with the conversation of this file, which /save wrote; --system replaces its
+        resume: continue the conversation in this file, which /save wrote; --system replaces its
             system prompt
     """
 
@@ -52,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_options(group, Text, only=("max_new_tokens",))
     options.add_model_options(parser)
     options.add_strategy_options(parser)
-    title = "sampling (where the model names no settings; a new seed each time)"
+    title = "sampling (defaults if the model names none; a new seed each time)"
     options.add_sampling_options(parser, title, **{**asdict(ANSWERS), "seed": None})
     add_options(parser.add_argument_group("verbosity"), options.Shown)
 
@@ -60,8 +60,8 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Talk with a model through its chat template; /help lists the commands of the chat. Answers
     stream to standard output. In a terminal, lines can be edited and earlier ones brought back;
-    Ctrl-C stops an answer and keeps what there is of it, Ctrl-D ends the chat. Without a terminal,
-    each line of standard input is a message."""
+    Ctrl-C stops an answer and keeps what has been written of it, Ctrl-D ends the chat. Without a
+    terminal, each line of standard input is a message."""
     options.sampling_from(args)
     options.check_model_options(args)
     method: Method = {

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 KEYS = (
     "Enter sends; Ctrl-J (or Alt-Enter) begins a new line; Ctrl-C stops an answer and keeps "
-    "what there is."
+    "what has been written."
 )
 MOST_SHOWN = 60  # characters of a question in a line
 logger = logging.getLogger("tokenswift")
@@ -238,7 +238,7 @@ class Chat:
     # ---- commands
 
     def do_clear(self, _: str) -> None:
-        """begin a new conversation; the system prompt stays"""
+        """begin a new conversation with the same system prompt"""
         self.messages = system_turns(self.system)
         self.file = None
         logger.info("a new conversation")
@@ -252,7 +252,7 @@ class Chat:
         logger.info(f"{table(('command', 'what it does'), self.commands().items())}\n{KEYS}")
 
     def do_load(self, name: str) -> None:
-        """/load FILE: go on with the conversation of a file"""
+        """/load FILE: continue the conversation in a file"""
         path = Path(name).expanduser()
         self.resume(read_messages(path, f"/load {name}"), path, f"/load {name}")
 
@@ -268,7 +268,7 @@ class Chat:
         self.answer(self.messages[: question + 1])
 
     def do_save(self, name: str) -> None:
-        """/save FILE: write the conversation to a new file; alone: to the same"""
+        """/save FILE: write the conversation to a new file; alone: to the same file"""
         path = Path(name).expanduser() if name else self.file
         if path is None:
             raise InputError("/save cannot be written (no file is named yet); valid: a new file")
@@ -290,7 +290,7 @@ class Chat:
         logger.info("system prompt: %s", "the model's own" if self.system is None else self.system)
 
     def do_undo(self, _: str) -> None:
-        """take the last question and its answer back"""
+        """take back the last question and its answer"""
         question = self._last_question("/undo")
         text = str(self.messages[question]["content"])
         self.messages = self.messages[:question]

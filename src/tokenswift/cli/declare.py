@@ -223,6 +223,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise :class:`InputError` with argparse's message, an option by its long name."""
+        missing = message.partition("arguments are required: ")[2]
+        if missing:
+            raise InputError(f"{missing} is missing; valid: {self.usage}")
         parts = re.match(r"argument (?:-\w/)?([^:/]+)[^:]*: (.*)", message, re.DOTALL)
         if parts:
             name, reason = parts.groups()

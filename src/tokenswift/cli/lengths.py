@@ -54,7 +54,7 @@ def advice_on_early_end(result: Generation, request: Request, length: int | None
     if length < LONG_TEXT and (is_chat(request.prompt) or request.new_turn):
         return ""
     line = f"the model ended the text at {count:,} of {counted(length, 'token')}"
-    line += f"; --min-tokens {length} lets it end no earlier, --ignore-eos writes on behind its end"
+    line += f"; --min-tokens {length} prevents that, --ignore-eos continues after its end mark"
     if request.run_dir is not None:
-        line += f"; go on with: tokenswift resume {request.run_dir} --min-tokens {length}"
+        line += f"; continue with: tokenswift resume {request.run_dir} --min-tokens {length}"
     return line

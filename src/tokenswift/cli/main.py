@@ -97,9 +97,11 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser = build_parser(argv)
     first = argv[0] if argv else "--help"
     if first not in COMMANDS and first not in parser._option_string_actions:
-        kind = "argument before a command" if first.startswith("-") else "command"
+        is_option = first.startswith("-")
+        kind = "argument before a command" if is_option else "command"
         line = f"unknown {kind}: {first}; valid: {', '.join(COMMANDS)}"
-        raise InputError(line + meant(first, (*COMMANDS, *parser._option_string_actions)))
+        names = () if is_option else COMMANDS
+        raise InputError(line + meant(first, (*names, *parser._option_string_actions)))
     return parser.parse_args(list(argv) or ["--help"])
 
 

@@ -278,7 +278,7 @@ def cell(rates: list[float], digits: int = 1) -> str:
 def demo(args: argparse.Namespace) -> int:
     """Continue the shipped story, and a list that repeats itself (greedy, no penalty), each twice
     with the same seed: by plain decoding, then with drafts. A chat model other than the default one
-    answers a question before. Print the texts, a table, and whether every token is the same (exit
+    answers a question first. Print the texts, a table, and whether every token is the same (exit
     code 1 if not)."""
     options.check_model_options(args)
     record_path = check_record(args.json)

@@ -56,9 +56,9 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the models that -m takes by name: what a download and a run of each takes, whether it is
-    in the cache, and whether a drafter was trained for it. Any other model is a folder, a GGUF file
-    or a hub id."""
+    """List the models that -m takes by name, with their download and memory: which are in the
+    cache, and for which a drafter was trained. Any other model is a folder, a GGUF file or a hub
+    id."""
     record_path = check_record(args.json)
     records = [record_of(model) for model in NAMED_MODELS.values()]
     if record_path is not None:

@@ -35,11 +35,14 @@ class Model:
 
     Attributes:
         model: a name of tokenswift models, a folder, a GGUF file or a hub id; a GGUF file of the
-            hub is owner/name:file.gguf; what is not here is downloaded once; default: smollm2-135m
-        heads: draft heads: a file, folder or hub id, auto or none; auto takes those that ship with
-            the model; conditioned, linear (the paper's) and medusa are kinds that ship
-        eagle: a trained drafter (EAGLE-3): a file, none or auto; a folder, a GGUF file, a hub id or
-            shipped; auto takes the one that was trained for the model, where there is one
+            hub is owner/name:file.gguf; what is not on this machine is downloaded once; default:
+            smollm2-135m
+        heads: draft heads: a file, folder or hub id, auto or none; auto takes those that come with
+            the package for the model; conditioned, linear (the paper's) and medusa name the kinds
+            that do
+        eagle: a trained drafter (EAGLE-3): a file, none or auto; a folder or a hub id works too,
+            and shipped for the default model's; auto takes the one that was trained for the model,
+            if there is one
     """
 
     model: Annotated[str, Option("M", shown=True, short="-m")] = DEFAULT
@@ -101,7 +104,7 @@ def add_model_options(parser: Parser, dtype: str = "auto") -> None:
 
 def add_sampling_options(
     parser: Parser,
-    title: str = "sampling (defaults of continued text; answers take the model's own settings)",
+    title: str = "sampling (defaults for continued text; answers use the model's own settings)",
     plain: bool = False,
     **defaults: object,
 ) -> None:

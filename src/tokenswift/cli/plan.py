@@ -181,7 +181,7 @@ def text_of(forecast: Forecast) -> str:
         read = f"{forecast['weights_read'] / GIGA:.3f}"
         lines.append(f"a token reads {read} of {forecast['weights'] / GIGA:.3f} GB of weights")
     if forecast["int16_keys"]:
-        lines.append(f"keys are of 16 bits in layers {', '.join(map(str, forecast['int16_keys']))}")
+        lines.append(f"keys have 16 bits in layers {', '.join(map(str, forecast['int16_keys']))}")
     if forecast["free"] is not None and forecast["most"] is not None:
         lines.append(f"{forecast['free'] / GIGA:.1f} GB more is available now: {room_in(forecast)}")
     if forecast["seconds"] is not None:

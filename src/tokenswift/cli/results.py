@@ -18,10 +18,10 @@ from tokenswift.types import Generation, InputError, Metrics, RunError
 STDOUT = Path("-")
 #: finish reason → in words
 ENDINGS = {
-    "length": "stopped at the limit of its length; --max-new-tokens sets another",
+    "length": "stopped at its maximum length; --max-new-tokens sets another",
     "eos": "the model ended the text",
     "stop": "ended at a stop text",
-    "loop": "stopped, it repeats itself",
+    "loop": "stopped, because it repeats itself",
 }
 #: source of tokens (`types.SOURCES`) → what drafted them, in words
 DRAFTED_BY = {
@@ -235,5 +235,5 @@ def summary(result: Generation, verbose: bool = False) -> str:
         text += f"; the text repeats itself{place_of_loop(metrics)}"
     if metrics.litany is not None and not stopped_by_loop:
         text += f"; from token {metrics.litany.start} on it has few new words, and its sentences"
-        text += f' one form ("{metrics.litany.opening} …")'
+        text += f' have one form ("{metrics.litany.opening} …")'
     return text if result.lossless else f"{text}; NOT LOSSLESS (published acceptance rule)"

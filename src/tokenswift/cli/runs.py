@@ -33,7 +33,7 @@ class Longer:
         run_dir: the run's folder
         max_new_tokens: tokens of the whole run at most, counted from its prompt; default: as before
         min_tokens: tokens of the whole run before the model may end it; a text that it ended before
-            goes on in place of its end mark; default: as before
+            continues in place of its end mark; default: as before
     """
 
     run_dir: Annotated[str, Option("DIR", shown=True, positional=True)]
@@ -58,9 +58,9 @@ class Listed(options.Record):
 
 
 def resume(args: argparse.Namespace) -> int:
-    """Finish a run that generate --run-dir kept, with the tokens of the uninterrupted run. The
-    continuation streams to standard output; the whole text is in the folder. --max-new-tokens makes
-    a finished run longer, --min-tokens one that the model ended.
+    """Finish a run that generate --run-dir kept, with the tokens of an uninterrupted run. What is
+    new streams to standard output; the whole text is in the folder. --max-new-tokens makes a
+    finished run longer; --min-tokens continues one that the model ended.
     """
     from tokenswift.runs import folder as folders
 
@@ -116,7 +116,7 @@ def finished_line(folder: Path, state: RunState) -> str:
     tokens = counted(len(state.tokens), "token")
     line = f"{folder} is finished ({tokens}{reason}); tokenswift runs {folder} --text prints it"
     if state.end is not None and state.end.reason == "eos":
-        line += f", tokenswift resume {folder} --min-tokens N goes on with it"
+        line += f", tokenswift resume {folder} --min-tokens N continues it"
     return line
 
 

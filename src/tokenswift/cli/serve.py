@@ -29,8 +29,9 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/responses (also in the
     background; a client that was cut off resumes where it was), /v1/models, /health, /metrics, and
-    a page at /. It listens on this machine only, unless --host and --api-key-file are given.
-    SIGTERM or Ctrl-C stops it between two steps, a second one at once; the exit code is 0 then."""
+    a page for the browser at /. It listens on this machine only, unless --host and --api-key-file
+    are given. Ctrl-C or SIGTERM stops it between two steps, with exit code 0; a second one stops it
+    at once."""
     settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
     for name in ("fastapi", "uvicorn"):
         if find_spec(name) is None:
@@ -63,5 +64,5 @@ def unfinished_answers(count: int, folder: str | None) -> str:
     """How the answers that are kept unfinished go on, in words; "" where there are none."""
     if not count:
         return ""
-    answers = "1 answer is kept; it goes" if count == 1 else f"{count} answers are kept; they go"
-    return f"{answers} on with: tokenswift serve --run-dir {folder}"
+    answers = "1 answer is" if count == 1 else f"{count} answers are"
+    return f"{answers} unfinished; continue with: tokenswift serve --run-dir {folder}"

@@ -46,18 +46,19 @@ class Drafter(options.Quiet):
             by its Table 9, which needs a large GPU)
         out: file to write; by default one in the cache folder, which is found whenever the model is
             loaded
-        num_heads: number of draft heads, where the kind is one
-        inner: hidden layer of conditioned heads; 0: none
-        depths: tokens of a chain that eagle learns to draft
+        num_heads: number of draft heads, for the kinds that are heads
+        inner: width of the hidden layer of conditioned heads; 0: no such layer
+        depths: length of the chains that eagle learns to draft, in tokens
         hidden: width of eagle, a multiple of 64
-        data: what the model writes after: self (questions, essays, stories, code and tables that it
-            is asked for), or a text file or a folder of them, whose passages it continues
-        more: go on from the drafter that is there already, with so many tokens of new texts; of the
-            two, the one that names more of what is held out stays
+        data: what the model writes for the drafter to learn from: self (answers to questions,
+            essays, stories, code and tables), or continuations of passages of a text file or of a
+            folder of them
+        more: continue from the drafter that is there already, with as many tokens of new texts; the
+            better of the two on texts that were held out is kept
         from_runs: folder of runs, such as --run-dir of serve or generate: the model also continues
             passages of their texts, in turns with the questions
-        work: folder for states and checkpoint; default: OUT.work, with more OUT.more, which goes in
-            the end
+        work: folder for states and checkpoint; default: OUT.work, or with --more OUT.more, which is
+            removed at the end
         dtype: of the model's passes, as for generate
         device: auto, cpu, cuda or cuda:N
     """
@@ -97,9 +98,9 @@ def place_for(model: str, kind: str) -> Path:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train what drafts for a model: it learns the model's next-token distribution, as decoding
-    processes it, from hidden states that the model makes of the data once. The same command resumes
-    an interrupted training."""
+    """Train a drafter for a model. It learns the model's next-token distribution, as decoding
+    processes it, from hidden states that the model computes once. The same command resumes an
+    interrupted training."""
     _check_request(args)
     job, dtype, device = job_of(args)
     logger.info("loading %s", args.model)
@@ -159,7 +160,7 @@ def _check_request(args: argparse.Namespace) -> None:
     if args.more is not None and args.kind != "eagle":
         raise InputError(f"more is given with kind {args.kind}; valid: kind eagle", "more")
     if args.more is not None and not args.out.is_file():
-        text = f"{args.out} is not there to go on from"
+        text = f"{args.out}, which --more continues, is not there"
         raise InputError(f"{text}; valid: train without --more first", "more")
 
 

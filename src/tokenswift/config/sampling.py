@@ -101,11 +101,10 @@ class SamplingParams:
         dry_breakers: DRY sees no repetition across tokens that contain one of these texts; default:
             line break, colon, quotation mark, asterisk (none for continued text)
         logit_bias: token ids and what is added to their logits, -100 to 100; default: none
-        min_tokens: new tokens before an end-of-text token or a stop text may end the text; of a
-            command, where a text is continued by -n of at least 1,000 and no stop text is given,
-            all of them
-        bad_words: texts, or lists of token ids, that are never written in these tokens; default:
-            none
+        min_tokens: new tokens before an end-of-text token or a stop text may end the text; commands
+            that continue a text with -n of at least 1,000, and without a stop text, take all of
+            them
+        bad_words: texts, or lists of token ids; their usual tokens are never chosen; default: none
         grammar: what the text has to be like, a `Grammar`: no token that it does not allow is
             chosen, and the text ends where it does; None is any text
     """

@@ -52,7 +52,7 @@ class MethodOptions:
 
     Attributes:
         tree: auto, or candidates per level, integers of at least 1
-        ngrams: n-gram branches beside the tree; 0: no repeats of earlier text are drafted
+        ngrams: n-gram branches next to the tree; 0: no repeats of earlier text are drafted
         ngram_count: draft n-grams seen this often, at least 1
         budget: tokens in the partial KV cache, more than sinks
         sinks: first tokens that partial caches always hold, 0 or more
@@ -171,7 +171,9 @@ def check_widths(options: MethodOptions) -> None:
         integer_of(width) or 0 for width in (widths if isinstance(widths, tuple | list) else ())
     )
     if not tree or not all(0 < width <= LARGEST for width in tree):
-        refuse(options, "tree", "; valid: integers of at least 1, such as 1,3,3,3")
+        text = ",".join(map(str, widths)) if isinstance(widths, tuple | list) else widths
+        valid = "integers of at least 1, such as 1,3,3,3"
+        raise InputError(f"tree is {shown(text)}; valid: {valid}", "tree")
     if len(tree) > MAX_NODES or tree_nodes(tree) > MAX_NODES:
         text = shown(",".join(map(str, tree)))
         raise InputError(

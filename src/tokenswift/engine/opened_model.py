@@ -93,7 +93,9 @@ class OpenedModel:
             model: a causal LM of transformers.
             tokenizer: its tokenizer; None: prompts are token ids, and texts are empty.
             heads: as for ``LLM``; shipped heads are found by the model's weights.
-            rope_scaling, backend, eagle: as for ``LLM``.
+            rope_scaling: as for ``LLM``.
+            backend: as for ``LLM``.
+            eagle: as for ``LLM``.
         """
         how = LoadConfig(rope_scaling=rope_scaling, backend=backend)
         source = wrap_model(model, tokenizer, how)

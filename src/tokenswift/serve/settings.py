@@ -53,25 +53,25 @@ class Settings:
     """Where the server listens, who may ask, and how much.
 
     Attributes:
-        host: address to listen at; another than this machine's own needs a key
+        host: address to listen at; other machines can only be admitted with a key
         port: port to listen at, 0 for any that is free
-        api_key_file: file with the keys of clients, one a line; default: none is asked for
+        api_key_file: file with the keys of clients, one a line; default: no key is needed
         api_key: another key; everybody on this machine sees it in the list of processes, so the
             environment variable TOKENSWIFT_API_KEY is safer
         cors: another site whose pages may send requests, such as https://example.org; may be given
             several times
-        allowed_host: another name that clients reach this machine by, as a proxy or a container has
-            it (host.docker.internal); may be given several times; those of cors count too
+        allowed_host: another name by which clients reach this machine, through a proxy or from a
+            container (host.docker.internal); may be given several times; names of cors count too
         served_model_name: the model's name for clients; default: that of its folder or file
-        run_dir: keep a journal of every answer there; a server that is started again on the same
-            folder resumes what was under way
+        run_dir: keep a journal of every answer in this folder; a server that is started again on
+            the same folder resumes what was under way
         max_concurrent: sequences written concurrently; default: as many as fit in memory, 16 at
             most
         queue: answers that may wait for their turn; the next one is refused with status 429
         max_tokens: new tokens of one text at most
         max_prompt: tokens of one prompt at most; default: the model's positions
         allow_strategies: let clients choose any strategy; without it they may choose auto and
-            autoregressive, as the others may cost the texts beside them most of their speed
+            autoregressive, because the others may cost all other texts most of their speed
         share_prefixes: share cached prompt prefixes among all keys; the time to the first token
             then tells a client what others have asked
         max_body: bytes of a request at most
@@ -114,8 +114,9 @@ class Settings:
                 valid = "a name or address without a port, such as host.docker.internal"
                 raise InputError(f"allowed_host is {shown(name)}; valid: {valid}", "allowed_host")
         if not self.is_local and not (self.api_key_file or self.api_key or environment_key()):
-            valid = f"with --api-key-file or {API_KEY}, or 127.0.0.1"
-            raise InputError(f"host is {self.host!r}, for other machines; valid: {valid}", "host")
+            valid = f"with a key (--api-key-file or {API_KEY}), or 127.0.0.1"
+            line = f"host is {self.host!r}, which other machines reach"
+            raise InputError(f"{line}; valid: {valid}", "host")
 
     @property
     def allowed_hosts(self) -> tuple[str, ...]:

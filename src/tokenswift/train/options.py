@@ -78,12 +78,12 @@ class TrainingOptions:
         lr: peak learning rate (AdamW, cosine to zero after a warm-up)
         weight_decay, beta2: AdamW's
         warmup: steps of the warm-up
-        batch: windows per forward
+        batch: windows per forward pass
         window: positions per window
         accumulate: batches per optimiser step
         loss_vocabulary: frequent tokens in the loss, 0 for all; by default 4,096, of the kind eagle
             8,192, with CUDA all
-        held_out: share of the sequences that are not learnt from; their loss is logged
+        held_out: share of the sequences that are held out; their loss is logged
         save_every: steps between checkpoints, and between lines about the losses
         targets: "model" (its distribution, as decoding processes it) or "text" (the text's own
             tokens)
