@@ -171,7 +171,7 @@ def test_what_is_wrong_is_named(untrained: LLM) -> None:
             {"tools": TOOLS, "parallel_tool_calls": 1},
             "parallel_tool_calls is 1; valid: True, False",
         ),
-        ({"tools": TOOLS, "ignore_eos": True}, "ignore_eos is True beside a grammar"),
+        ({"tools": TOOLS, "ignore_eos": True}, "ignore_eos is True together with a grammar"),
         ({"tools": TOOLS, "speed": 1}, "'speed' is not an argument"),
     ]
     for options, message in cases:

@@ -99,8 +99,11 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("hi --temperature 1e-40", "--temperature is 1e-40; valid: 0 (greedy decoding)"),
         ("hi --repetition-penalty 1e300", "--repetition-penalty is 1e+300; valid: at least 1"),
         ("hi --logit-bias 9=200", "--logit-bias is [(9, 200.0)]; valid: … from -100 to 100"),
-        ("hi --ignore-eos --regex a", "--ignore-eos is True beside a grammar; valid: one of"),
-        ("hi --min-tokens 5 --regex a", "--min-tokens is 5 beside a grammar; valid: 0"),
+        (
+            "hi --ignore-eos --regex a",
+            "--ignore-eos is True together with a grammar; valid: one of",
+        ),
+        ("hi --min-tokens 5 --regex a", "--min-tokens is 5 together with a grammar; valid: 0"),
         ("hi --stop=", "--stop is ('',); valid: … none of them empty"),
         ("hi --preset none", "--preset is 'none'; valid: paper"),
         # loading
@@ -120,9 +123,9 @@ OTHERS: dict[str, list[tuple[str, str]]] = {
         ("hi --tree 1,x", "--tree is '1,x'; valid: auto, or integers of at least 1"),
         # many prompts
         ("--prompts prompt.txt", "one of --prompts and --out given; valid: both"),
-        ("hi --prompts p --out d", "prompt is given beside --prompts"),
-        ("--prompts p --out d --run-dir r", "--run-dir is given beside --prompts"),
-        ("--continue --prompts p --out d", "--continue is given beside --prompts"),
+        ("hi --prompts p --out d", "prompt is given together with --prompts"),
+        ("--prompts p --out d --run-dir r", "--run-dir is given together with --prompts"),
+        ("--continue --prompts p --out d", "--continue is given together with --prompts"),
         ("--prompts p --out d --max-num-seqs 0", "--max-num-seqs is 0; valid: "),
         (
             "--prompts empty --out d",

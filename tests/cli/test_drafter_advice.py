@@ -68,7 +68,7 @@ def test_training_that_goes_on_needs_a_drafter(cli: Call, deep: Path, tmp_path: 
         ),
         (("--more", "5"), "more is 5; valid: "),
         (("--from-runs", runs), f"--from-runs {runs} holds no text; valid: "),
-        (("--from-runs", runs, "--data", runs), "from_runs is given beside data "),
+        (("--from-runs", runs, "--data", runs), "from_runs is given together with data "),
     ):
         outcome = cli("train", "-m", deep, "--out", "out.gguf", *argv)
         assert outcome.code == 2

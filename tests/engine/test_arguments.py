@@ -47,7 +47,7 @@ CALLS: list[tuple[Callable[[LLM], object], str]] = [
     (lambda llm: llm.generate("a", sampling=3), "sampling is 3; valid: None, or an object"),
     (
         lambda llm: llm.generate("a", sampling=SamplingParams(), seed=3),
-        "sampling is given beside seed; valid: one of the two",
+        "sampling is given together with seed; valid: one of the two",
     ),
     (lambda llm: llm.generate("a", seed="x"), "seed is 'x'; valid: an integer from 0"),
     (lambda llm: llm.generate("a", logit_bias={999: 1}), "logit_bias: token id is 999; valid: "),

@@ -98,7 +98,9 @@ def test_prefilled_prompts_of_several_are_named() -> None:
 def test_a_prompt_where_one_is_prefilled_says_what_to_call(arguments: Any) -> None:
     prefilled = llm_of("native").prefill([5])
     for call in (prefilled.generate, prefilled.stream):
-        with pytest.raises(InputError, match=r"beside the one prefilled; valid: generate\(max_new"):
+        with pytest.raises(
+            InputError, match=r"together with a prefilled one; valid: generate\(max_new"
+        ):
             call(*arguments)
-    with pytest.raises(InputError, match="prompt is 'x', beside the one prefilled; valid: "):
+    with pytest.raises(InputError, match="prompt is 'x', together with a prefilled one; valid: "):
         prefilled.generate(3, prompt="x")  # type: ignore[call-arg]

@@ -176,9 +176,9 @@ def test_what_does_not_go_with_a_grammar(llm: LLM) -> None:
     published = {"tree": (1, 2), "acceptance": "published"}
     calls: list[tuple[dict[str, object], str]] = [
         ({"strategy": "tokenswift", "strategy_options": published}, "acceptance is published"),
-        ({"ignore_eos": True}, "ignore_eos is True beside a grammar"),
-        ({"min_tokens": 2}, "min_tokens is 2 beside a grammar"),
-        ({"response_format": {"type": "json_object"}}, "given beside"),
+        ({"ignore_eos": True}, "ignore_eos is True together with a grammar"),
+        ({"min_tokens": 2}, "min_tokens is 2 together with a grammar"),
+        ({"response_format": {"type": "json_object"}}, "given together with"),
         (
             {"grammar": None, "response_format": {"type": "xml"}},
             "response_format is {'type': 'xml'}",

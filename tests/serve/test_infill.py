@@ -98,11 +98,15 @@ def test_a_text_ends_when_nobody_waits_longer(coder: LLM) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("completions", {"prompt": [1, 2], "suffix": "b"}, "suffix is given beside token ids; valid: "),
+    (
+        "completions",
+        {"prompt": [1, 2], "suffix": "b"},
+        "suffix is given together with token ids; valid: ",
+    ),
     (
         "completions",
         {"prompt": "a", "suffix": "b", "echo": True},
-        "echo is true beside suffix; valid: one of the two",
+        "echo is true together with suffix; valid: one of the two",
     ),
 ]
 

@@ -180,7 +180,7 @@ REFUSED: list[tuple[str, dict[str, object], str]] = [
     (
         "chat/completions",
         {"top_logprobs": 2},
-        "top_logprobs is 2 without logprobs; valid: beside logprobs true",
+        "top_logprobs is 2 without logprobs; valid: together with logprobs true",
     ),
     (
         "chat/completions",

@@ -159,7 +159,7 @@ class Calls:
         grammar = sampling.grammar
         if self.tools is not None:
             if grammar is not None and grammar.kind != "json_schema":
-                text = f"a grammar ({grammar.kind}) is given beside tools; valid: one of the two"
+                text = f"a grammar ({grammar.kind}) and tools are given; valid: one of the two"
                 raise InputError(text, "tools")
         if self.family is HARMONY:
             grammar = harmony_grammar(self.tools, self.special, grammar)

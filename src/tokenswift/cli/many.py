@@ -93,7 +93,7 @@ def write_all(args: argparse.Namespace, settings: CallArguments) -> int:
         raise InputError("one of --prompts and --out given; valid: both")
     for name in OPTIONS_OF_ONE:
         if getattr(args, name) not in (None, False):
-            raise InputError(f"{name} is given beside --prompts; valid: one of them")
+            raise InputError(f"{name} is given together with --prompts; valid: one of them")
     prompts = read_prompts(args)
     record_path = check_record(args.json)
     folder = check_writable("--out", args.out, "folder")

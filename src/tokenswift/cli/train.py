@@ -184,7 +184,7 @@ def job_of(args: argparse.Namespace) -> tuple[Job, str, str]:
     work = check_writable("--work", args.work or f"{args.out}.{ending}", "folder")
     if args.from_runs is not None:
         if args.data != "self":
-            text = f"from_runs is given beside data {args.data}"
+            text = f"from_runs is given together with data {args.data}"
             raise InputError(f"{text}; valid: one of the two", "from_runs")
         files_of(args.from_runs, "--from-runs")
     if args.data != "self":

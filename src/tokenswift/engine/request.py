@@ -90,11 +90,11 @@ class Request:
         if sampling is None:
             sampling = sampling_over(default_sampling(prompt), settings)
         elif settings:
-            both = f"sampling is given beside {' and '.join(settings)}"
+            both = f"sampling is given together with {' and '.join(settings)}"
             raise InputError(f"{both}; valid: one of the two", "sampling")
         if grammar is not None:
             if sampling.grammar is not None:
-                both = "response_format is given beside a grammar of the sampling"
+                both = "response_format is given together with a grammar of the sampling"
                 raise InputError(f"{both}; valid: one of the two", "response_format")
             sampling = replace(sampling, grammar=grammar)
         return cls(
@@ -147,14 +147,16 @@ class Request:
             InputError: naming it.
         """
         if getattr(self.options, "acceptance", "exact") == "published":
-            line = "acceptance is published beside a grammar; valid: one of the two"
+            line = "acceptance is published together with a grammar; valid: one of the two"
             raise InputError(line, "acceptance")
         if self.ignore_eos:
-            line = "ignore_eos is True beside a grammar; valid: one of the two"
+            line = "ignore_eos is True together with a grammar; valid: one of the two"
             raise InputError(line, "ignore_eos")
         least = self.sampling.min_tokens
         if least > 0:  # a text that is complete can only end
-            raise InputError(f"min_tokens is {least} beside a grammar; valid: 0", "min_tokens")
+            raise InputError(
+                f"min_tokens is {least} together with a grammar; valid: 0", "min_tokens"
+            )
 
 
 def check_names(options: Iterable[str]) -> None:

@@ -159,7 +159,7 @@ class Prefilled(PrefixCache):
                 "generate(max_new_tokens, …) here, or LLM.generate(prompt, …) for another prompt"
             )
             raise InputError(
-                f"prompt is {value}, beside the one prefilled; valid: {valid}", "prompt"
+                f"prompt is {value}, together with a prefilled one; valid: {valid}", "prompt"
             )
         request = request_for(
             self._resources,

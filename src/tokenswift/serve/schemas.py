@@ -88,7 +88,7 @@ class Chat(Body, Calling):
             return {"logprobs": top}
         if top:
             text = f"top_logprobs is {top} without logprobs"
-            raise InputError(f"{text}; valid: beside logprobs true", "top_logprobs")
+            raise InputError(f"{text}; valid: together with logprobs true", "top_logprobs")
         return {}
 
 
@@ -140,10 +140,12 @@ class Completion(Body):
         if not self.suffix:
             return None
         if self.echo:
-            raise InputError("echo is true beside suffix; valid: one of the two", "echo")
+            raise InputError("echo is true together with suffix; valid: one of the two", "echo")
         prompt = self.full_prompt(False, ())
         if not isinstance(prompt, str):
-            raise InputError("suffix is given beside token ids; valid: a prompt of text", "suffix")
+            raise InputError(
+                "suffix is given together with token ids; valid: a prompt of text", "suffix"
+            )
         return Infill(prompt, self.suffix)
 
     def each_text(self) -> Sequence[Body]:
