@@ -158,7 +158,7 @@ def test_a_conversation_from_a_pipe(talk: Callable[..., Outcome], chatty: Path) 
     answers = [messages[1][1], messages[3][1], messages[1][1]]
     assert done.out == "".join(text if text.endswith("\n") else text + "\n" for text in answers)
     assert "4 messages written to c.json" in done.err
-    assert "stopped at the limit of its length" in done.err
+    assert "stopped at its maximum length" in done.err
 
 
 def test_an_answers_prefill_is_of_new_text_alone(

@@ -22,7 +22,7 @@ RECORD_FIELDS = """model strategy seed sampling prompt_tokens token_ids text fin
 acceptance_rate ngram_acceptance_rate mean_acceptance_length tokens_per_second seconds distinct
 versions device"""
 TREE = ("--strategy", "tokenswift", "--tree", "1,2", "--ngrams", "2")
-LAST_WORDS = " tokens/s); stopped at the limit of its length"
+LAST_WORDS = " tokens/s); stopped at its maximum length"
 
 
 @pytest.fixture

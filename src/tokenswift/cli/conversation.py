@@ -268,7 +268,7 @@ class Chat:
         self.answer(self.messages[: question + 1])
 
     def do_save(self, name: str) -> None:
-        """/save FILE: write the conversation to a new file; alone: to the same file"""
+        """/save FILE: write the conversation to a new file; alone: to the same"""
         path = Path(name).expanduser() if name else self.file
         if path is None:
             raise InputError("/save cannot be written (no file is named yet); valid: a new file")
