@@ -36,6 +36,7 @@ def test_linear_heads_have_the_papers_recipe() -> None:
     steps."""
     recipe = dict(RECIPES["linear"])
     assert recipe.pop("sequence_length") == 8192
+    assert recipe.pop("prose") == 0
     how = TrainingOptions(**recipe)
     assert how.lr == 5e-3
     assert how.weight_decay == 0.1
@@ -47,7 +48,7 @@ def test_linear_heads_have_the_papers_recipe() -> None:
     assert how.loss_vocabulary == 0
 
 
-@pytest.mark.parametrize("name", ["tokens", "sequence_length", "write_batch"])
+@pytest.mark.parametrize("name", ["tokens", "sequence_length", "write_batch", "prose_length"])
 def test_help_says_the_defaults_that_there_are(name: str) -> None:
     default = getattr(DataOptions("self"), name)
     defaults = f"({default:,}, with CUDA {CUDA_DEFAULTS[name]:,}, by default)"

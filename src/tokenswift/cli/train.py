@@ -32,7 +32,12 @@ HEAD_WIDTH = 64  # of eagle's attention
 #: what a drafter of the kind eagle learns where no option of sampling is given
 EAGLE_SAMPLING = {**NEUTRAL, "temperature": 0.8}
 #: defaults of a CUDA device
-CUDA_DEFAULTS = {"tokens": 4_000_000, "sequence_length": 8192, "write_batch": 32}
+CUDA_DEFAULTS = {
+    "tokens": 4_000_000,
+    "sequence_length": 8192,
+    "write_batch": 32,
+    "prose_length": 8192,
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Drafter(options.Quiet):
         depths: length of the chains that eagle learns to draft, in tokens
         hidden: width of eagle, a multiple of 64
         data: what the model writes for the drafter to learn from: self (answers to questions,
-            essays, stories, code and tables), or continuations of passages of a text file or of a
+            essays, stories, code, tables and long prose), or continuations of passages of a text file or of a
             folder of them
         more: continue from the drafter that is there already, with as many tokens of new texts; the
             better of the two on texts that were held out is kept

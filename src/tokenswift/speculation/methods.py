@@ -115,7 +115,9 @@ def auto(resources: Resources, options: AutoOptions, sampler: Sampler) -> Adapti
     if sampler.masks is not None:
         drafters.append(GrammarDrafter(sampler.masks))
     if options.ngrams != 0:
-        drafters.append(PromptLookup(sampler.params.window > 0))
+        params = sampler.params
+        allowed_length = params.dry_allowed_length if params.dry_multiplier else None
+        drafters.append(PromptLookup(params.window > 0, allowed_length))
         drafters.append(Recycle(sampler, coupled, learnt.outcomes))
     levels = None
     heads = resources.heads

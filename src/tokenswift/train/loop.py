@@ -45,7 +45,7 @@ from tokenswift.train.work import BadData, check_claim, check_disk, claim
 from tokenswift.types import InputError, OnProgress, RunError
 
 Report = Callable[[str], None]
-VERSION = 6  # raised whenever the same options make other states
+VERSION = 7  # raised whenever the same options make other states
 TRAINING = "training"
 START = "start.safetensors"
 CHECKPOINT = "checkpoint.pt"
@@ -133,7 +133,7 @@ class Recipe:
             missing = max(0, data.tokens - store.tokens)
             check_disk(
                 job.work,
-                tokens=missing + data.write_batch * data.sequence_length,
+                tokens=missing + data.write_batch * data.longest,
                 width=llm.target.hidden_size * len(self.layers),
                 weights=weights,
             )

@@ -17,6 +17,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "linear": {
         "targets": "text",
         "sequence_length": 8192,
+        "prose": 0.0,
         "loss_vocabulary": 0,
         "batch": 3,
         "window": 512,
@@ -41,7 +42,9 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 BETWEEN_0_AND_1 = Rule("between 0 and 1", lambda share: 0 < share < 1)
+UP_TO_1 = Between(0, 1, "from 0 to 1")
 UP_TO_A_MILLION = Between(0, 1e6, "from 0 to 1e6")
+LEAST_TEXTS = 40  # that there would be if all were long
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,11 @@ class DataOptions:
         tokens: tokens to learn from (300,000, with CUDA 4,000,000, by default)
         sequence_length: tokens of a text at most (768, with CUDA 8,192, by default)
         write_batch: texts that the model writes together (16, with CUDA 32, by default)
+        prose: share of the text that is long prose, where the model writes after itself: it
+            continues beginnings of novels, letters and reports as ``generate --continue`` does, or
+            passages of the texts of --from-runs; the rest are answers
+        prose_length: tokens of such a text (3,072, with CUDA 8,192, by default), at most a fortieth
+            of all
         from_runs: a folder of runs, of whose texts the model continues passages in turns with the
             questions
     """
@@ -62,10 +70,27 @@ class DataOptions:
     tokens: Annotated[int, AtLeast(256), SHOWN] = 300_000
     sequence_length: Annotated[int, AtLeast(32)] = 768
     write_batch: Annotated[int, AtLeast(1)] = 16
+    prose: Annotated[float, UP_TO_1, SHOWN] = 0.3
+    prose_length: Annotated[int, AtLeast(32)] = 3072
     from_runs: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def passage_length(self) -> int:
+        """Tokens of a passage that the model continues."""
+        return self.sequence_length // 3
+
+    @property
+    def long_length(self) -> int:
+        """Tokens of a text of prose: so few that some of these texts can be held out."""
+        return max(self.sequence_length, min(self.prose_length, self.tokens // LEAST_TEXTS))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text."""
+        return self.long_length if self.prose else self.sequence_length
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@ and how a store is filled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, repeat
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tokenswift.config.sampling import NEUTRAL, SamplingParams
+from tokenswift.config.sampling import CONTINUED, NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
@@ -20,13 +20,14 @@ from tokenswift.engine.ticket import Ticket
 from tokenswift.speculation.eagle.features import Features
 from tokenswift.train.options import DataOptions, Job
 from tokenswift.train.store import WITHOUT_END, HiddenStore
-from tokenswift.train.texts import SHORTEST, blocks, questions
+from tokenswift.train.texts import SHORTEST, blocks, openings, questions
 from tokenswift.train.work import BadData
 from tokenswift.types import OnProgress, RunError
 
 LEAST = 256  # tokens of text that anything can be learnt from
 PLAIN = "autoregressive"
 SEEDS = 100_003  # of texts, for each seed of a training
+PASSAGE_SHARE = 3  # what a text of prose begins with is a third of it at most
 WAIT_SECONDS = 0.1  # between looks at the texts that are written
 
 
@@ -110,67 +111,108 @@ class Beginning(NamedTuple):
 
     Attributes:
         tokens: ids.
+        new: tokens that follow, at most.
         sampling: of the text.
         is_answer: whether they are a question, whose answer the model ends.
-        is_passage: whether they are a part of the text's length.
+        is_passage: whether they are a short passage of a text.
+        is_prose: whether the text is long prose.
     """
 
     tokens: list[int]
+    new: int
     sampling: SamplingParams
     is_answer: bool = False
     is_passage: bool = False
+    is_prose: bool = False
 
 
 def _requests(llm: LLM, data: DataOptions, job: Job) -> Iterator[Request]:
     """The texts to write, each with a seed of its own."""
     for number, begin in enumerate(_beginnings(llm, data, job)):
-        taken = _passage_length(data) if begin.is_passage else 0
         yield Request(
             begin.tokens,
-            data.sequence_length - taken,
+            begin.new,
             PLAIN,
             sampling=replace(begin.sampling, seed=job.training.seed * SEEDS + number),
             ignore_eos=not begin.is_answer,
+            on_loop="stop" if begin.is_prose else "report",
         )
 
 
-def _passage_length(data: DataOptions) -> int:
-    """Tokens of a passage that the model continues."""
-    return data.sequence_length // 3
-
-
-def _beginnings(llm: LLM, data: DataOptions, job: Job) -> Iterable[Beginning]:
+def _beginnings(llm: LLM, data: DataOptions, job: Job) -> Iterator[Beginning]:
     """What the model writes after, and how: passages of a text; or questions to a model that
-    answers; or an empty beginning. Passages of runs come in turns with these, until they end."""
+    answers, or an empty beginning, and prose as far as its share goes. Passages of runs come in
+    turns with these, until they end."""
     if data.data != "self":
         return _passages(llm, data.data, data, job)
     if llm.has_chat_template:
-        others = _chats(llm, job.training.seed)
+        others = _chats(llm, data, job.training.seed)
     else:
         first = list(llm.tokenizer("")["input_ids"])
         if not first:
             first = [min(llm.source.end_tokens(), default=0)]
-        others = repeat(Beginning(first, job.sampling))
+        others = repeat(Beginning(first, data.sequence_length, job.sampling))
+    prose = _prose(llm, data, job.training.seed)
+    mixed = _mixed(prose, others, data)
     if data.from_runs is None:
-        return others
+        return mixed
     passages = _passages(llm, data.from_runs, data, job)
-    return chain(chain.from_iterable(zip(passages, others, strict=False)), others)
+    return chain(chain.from_iterable(zip(passages, mixed, strict=False)), mixed)
+
+
+def _mixed(
+    prose: Iterator[Beginning], others: Iterator[Beginning], data: DataOptions
+) -> Iterator[Beginning]:
+    """Prose and others, so that prose has its share of the tokens; answers count as half of what
+    they may have."""
+    prose_tokens = 0
+    tokens = 0
+    while True:
+        if data.prose and prose_tokens <= data.prose * tokens:
+            prose_tokens += data.long_length
+            tokens += data.long_length
+            yield next(prose)
+        else:
+            tokens += data.sequence_length // 2
+            yield next(others)
+
+
+def _prose(llm: LLM, data: DataOptions, seed: int) -> Iterator[Beginning]:
+    """Beginnings of long prose, continued as ``generate --continue`` does: passages of the texts of
+    runs while there are any, then openings of ours."""
+    length = min(data.long_length, llm.target.rotary.limit or data.long_length)
+    begun = length // PASSAGE_SHARE
+    if data.from_runs is not None:
+        limit = int(data.prose * data.tokens) // PASSAGE_SHARE
+        for passage in blocks(data.from_runs, llm.tokenizer, limit, begun):
+            yield _continued(passage, length)
+    for opening in openings(seed):
+        yield _continued(llm.encode(opening)[:begun], length)
+
+
+def _continued(tokens: list[int], length: int) -> Beginning:
+    """A text of prose of so many tokens, in which the model does not end."""
+    new = length - len(tokens)
+    sampling = replace(CONTINUED, min_tokens=new)
+    return Beginning(tokens, new, sampling, is_prose=True)
 
 
 def _passages(llm: LLM, source: str, data: DataOptions, job: Job) -> Iterator[Beginning]:
     """Passages of texts, which the model continues."""
-    length = _passage_length(data)
+    length = data.passage_length
     limit = length * max(1, data.tokens // data.sequence_length)
+    new = data.sequence_length - length
     for passage in blocks(source, llm.tokenizer, limit, length):
-        yield Beginning(passage, job.sampling, is_passage=True)
+        yield Beginning(passage, new, job.sampling, is_passage=True)
 
 
-def _chats(llm: LLM, seed: int) -> Iterator[Beginning]:
+def _chats(llm: LLM, data: DataOptions, seed: int) -> Iterator[Beginning]:
     """Questions as a chat's tokens, and how they are answered."""
     plain = SamplingParams(**NEUTRAL)
     for question, temperature in questions(seed):
-        chat = [{"role": "user", "content": question}]
-        yield Beginning(llm.encode(chat), replace(plain, temperature=temperature), is_answer=True)
+        tokens = llm.encode([{"role": "user", "content": question}])
+        sampling = replace(plain, temperature=temperature)
+        yield Beginning(tokens, data.sequence_length, sampling, is_answer=True)
 
 
 def recorded_states(recorder: Recorder) -> tuple[int, Float[Tensor, "n W"]]:

@@ -67,7 +67,18 @@ def questions(seed: int) -> Iterator[tuple[str, float]]:
 
     They are of six kinds in turns, and have no end.
     """
-    text = resources.files("tokenswift").joinpath("data/questions.toml").read_text("utf-8")
+    return _filled("questions.toml", seed)
+
+
+def openings(seed: int) -> Iterator[str]:
+    """Beginnings of prose for a model to continue, of several kinds in turns, without an end."""
+    return (opening for opening, _ in _filled("openings.toml", seed))
+
+
+def _filled(name: str, seed: int) -> Iterator[tuple[str, float]]:
+    """The tasks of a file of the package, each with a topic in its place, and a temperature: one of
+    each kind in turns, all pairs of a kind in an order of chance before any comes again."""
+    text = resources.files("tokenswift").joinpath(f"data/{name}").read_text("utf-8")
     kinds = tomllib.loads(text)
     generator = random.Random(seed)
 
@@ -77,7 +88,7 @@ def questions(seed: int) -> Iterator[tuple[str, float]]:
             for task, topic in generator.sample(pairs, len(pairs)):
                 yield task.replace("{0}", topic), generator.choice(TEMPERATURES)
 
-    yield from chain.from_iterable(zip(*map(endless, kinds.values()), strict=True))
+    return chain.from_iterable(zip(*map(endless, kinds.values()), strict=True))
 
 
 def blocks(source: str, tokenizer: Tokenizer, limit: int, length: int) -> Iterator[list[int]]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenswift.speculation.drafters.base import Outcome
 from tokenswift.speculation.drafters.lookup import NgramTable, PromptLookup
+
+if TYPE_CHECKING:
+    from tokenswift.speculation.drafters.base import Candidates
+    from tokenswift.speculation.sequence_state import SequenceState
 
 TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=60), max_size=6)
 
@@ -57,3 +62,57 @@ def test_what_was_new_in_its_place_is_less_likely_to_be_copied() -> None:
     assert [token for token, _ in drafted] == [*range(17, 22), 60]
     assert min(chance for _, chance in drafted[:5]) > 0.5
     assert drafted[5][1] < 0.5
+
+
+class Text:
+    """A text that is drafted from and goes on."""
+
+    def __init__(self, tokens: list[int], lookup: PromptLookup) -> None:
+        self.tokens = tokens
+        self.eos: set[int] = set()
+        self.lookup = lookup
+        lookup.begin(cast("SequenceState", self))
+
+    def chances(self) -> list[float]:
+        """Of the copied tokens."""
+        drafted = list[float]()
+        candidates = SimpleNamespace(
+            min_chance=0.0, add=lambda node, token, chance: drafted.append(chance)
+        )
+        self.lookup.propose(cast("SequenceState", self), cast("Candidates", candidates))
+        return drafted
+
+    def go_on(self, tokens: list[int]) -> None:
+        """Add a step's tokens."""
+        self.tokens += tokens
+        self.lookup.observe(cast("SequenceState", self), Outcome(tokens, len(tokens), True))
+
+
+REPEATED = [*range(10, 30), 5, *range(10, 14)]
+
+
+def test_long_copies_are_less_likely_under_dry() -> None:
+    without = Text(list(REPEATED), PromptLookup(False)).chances()
+    under_dry = Text(list(REPEATED), PromptLookup(False, allowed_length=2)).chances()
+    assert under_dry[0] > 0.85 * without[0]
+    assert under_dry[4] < 0.2 * without[4]
+
+
+def test_copies_that_go_on_under_dry_are_believed_again() -> None:
+    """As where the sampler has no choice: what is counted outweighs what was known before."""
+    text = Text(list(REPEATED), PromptLookup(False, allowed_length=2))
+    before = text.chances()[5]
+    for _ in range(40):
+        text.go_on([*range(14, 30), 5, *range(10, 14)])
+        text.chances()
+    assert text.chances()[5] > 4 * before
+
+
+def test_copies_that_break_off_under_dry_are_believed_less() -> None:
+    """Behind so many tokens that it was to be learnt."""
+    text = Text(list(REPEATED), PromptLookup(False, allowed_length=2))
+    before = text.chances()[0]
+    for wrong in range(100, 140):
+        text.go_on([wrong, 5, *range(10, 14)])
+        text.chances()
+    assert text.chances()[0] < 0.5 * before

@@ -8,7 +8,9 @@ token's chance:
 - whether the copied token was *new* in its place, that is not predicted by a match itself (a line
   number, a name in a table), and so is likely to differ again, and how many of the tokens before it
   were;
-- how often copies were right lately.
+- how often copies were right lately;
+- where the sampler penalises repetitions by their length (DRY), how often copies of that length
+  went on lately.
 
 A wrong token does not end a match: it is followed further, until a better one is found. A copy ends
 where the text would: what comes after a question or an answer is not drafted.
@@ -83,6 +85,53 @@ _WEIGHTS = CopyWeights(
     new_before=1.35,
 )
 _PENALISED_WEIGHTS = _WEIGHTS._replace(constant=-3.9)
+# Under DRY, right copies ÷ those that were expected to be right, by the tokens beyond the allowed
+# length that they repeat (0, 1, …): 20,000 tokens of a novel by a 1.5B model, with the sampling of
+# continued text. There a copy of 4 tokens goes on in 48 of 100 places, of 6 in 19, of 7 in 5.
+_WENT_ON = (1.0, 1.0, 0.9, 0.75, 0.3, 0.1)
+_SEEN = 4.0  # expected copies that these count as
+_FADING = 0.99  # weight of the past in what is counted
+
+
+class DryLengths:
+    """How often copies go on where DRY penalises long repetitions, by their length.
+
+    Args:
+        allowed: length of repetitions that are not penalised.
+    """
+
+    def __init__(self, allowed: int) -> None:
+        self.allowed = allowed
+        self._expected = [_SEEN] * len(_WENT_ON)
+        self._right = [_SEEN * share for share in _WENT_ON]
+
+    def _class(self, length: float) -> int:
+        return max(0, min(int(length) - self.allowed, len(_WENT_ON) - 1))
+
+    def share(self, length: float) -> float:
+        """Right copies ÷ expected ones, at most 1, of copies behind so many repeated tokens."""
+        number = self._class(length)
+        return min(1.0, self._right[number] / self._expected[number])
+
+    def learn(self, length: float, expected: float, hit: bool) -> None:
+        """Count a copy that was expected to be right with a chance before :meth:`share`."""
+        number = self._class(length)
+        self._expected[number] = _FADING * self._expected[number] + expected
+        self._right[number] = _FADING * self._right[number] + hit
+
+
+class Copied(NamedTuple):
+    """A drafted copy.
+
+    Attributes:
+        token: its id.
+        length: tokens of the match before it.
+        chance: that it is right, whatever DRY makes of it.
+    """
+
+    token: int
+    length: float
+    chance: float
 
 
 class PromptLookup(Drafter):
@@ -90,12 +139,14 @@ class PromptLookup(Drafter):
 
     Args:
         penalised: whether the sampler penalises repetition, which makes copies less likely.
+        allowed_length: of repetitions, where the sampler penalises longer ones (DRY); None: it does
+            not.
     """
 
     name = "lookup"
     source = "ngram"
 
-    def __init__(self, penalised: bool) -> None:
+    def __init__(self, penalised: bool, allowed_length: int | None = None) -> None:
         self._text: list[int] = []
         self._new: list[bool] = []  # for each token, whether no match predicted it
         self._places: dict[tuple[int, ...], list[int]] = {}
@@ -103,7 +154,8 @@ class PromptLookup(Drafter):
         self._recent = 0.0  # running share of right predictions
         self._follow = -1  # place of the token that the followed match predicts next; -1: none
         self._agreed = 0  # right predictions in a row of the followed match
-        self._drafted: list[int] = []  # the last prediction
+        self._drafted: list[Copied] = []  # the last prediction
+        self._lengths = None if allowed_length is None else DryLengths(allowed_length)
 
     def begin(self, sequence: SequenceState) -> None:
         """Index the prompt."""
@@ -133,8 +185,10 @@ class PromptLookup(Drafter):
             votes = _votes(len(places), len(reaching))
             new_before = sum(self._new[max(0, place - _NEAR) : place]) / _NEAR
             chance = self._chance((1.0, log_length, self._recent, is_new, votes, new_before))
+            self._drafted.append(Copied(token, length + ahead, chance))
+            if self._lengths is not None:
+                chance *= self._lengths.share(length + ahead)
             path_chance *= chance
-            self._drafted.append(token)
             if path_chance < candidates.min_chance or token in sequence.eos:
                 break
             node = candidates.add(node, token, chance)
@@ -142,9 +196,11 @@ class PromptLookup(Drafter):
     def observe(self, sequence: SequenceState, outcome: Outcome) -> None:
         """Count what was right of the last prediction, up to a wrong token, and index the new
         tokens."""
-        for token, drafted in zip(outcome.tokens, self._drafted, strict=False):
-            hit = token == drafted
+        for token, copied in zip(outcome.tokens, self._drafted, strict=False):
+            hit = token == copied.token
             self._recent = _MEMORY * self._recent + (1 - _MEMORY) * hit
+            if self._lengths is not None:
+                self._lengths.learn(copied.length, copied.chance, hit)
             if not hit:
                 break
         self._drafted = []
