@@ -21,6 +21,7 @@ REAL = Path(__file__).parents[1] / "benchmarks" / "results" / "real.jsonl"
 LONG_TEXT = Path(__file__).parents[1] / "benchmarks" / "results" / "long-text.jsonl"
 RECURRENT = Path(__file__).parents[1] / "benchmarks" / "results" / "recurrent.jsonl"
 LENGTHS = Path(__file__).parents[1] / "benchmarks" / "results" / "lengths.jsonl"
+AGREEMENT = Path(__file__).parents[1] / "benchmarks" / "results" / "agreement.jsonl"
 COMMAND = (
     "python -m benchmarks.real qwen2.5-coder-1.5b-q4_k_m --peer PYTHON "
     "--out benchmarks/results/real.jsonl"
@@ -295,6 +296,21 @@ def recurrent() -> Table:
     return Table([*head, *drafts, "peak of memory, GB"], body, below)
 
 
+def agreement() -> Table:
+    """How often the shipped drafter names what its model chooses, by kind of text."""
+    text = AGREEMENT.read_text(encoding="utf-8") if AGREEMENT.is_file() else ""
+    newest = {row["kind"]: row for row in map(json.loads, text.splitlines())}
+    if not newest:
+        return Table([], [], "Not measured yet: `python tools/agreement.py MODEL DRAFTER`.")
+    body = [
+        [kind, f"{row['places']:,}", *(f"{share:.3f}" for share in row["right"])]
+        for kind, row in newest.items()
+    ]
+    head = ["text", "places", "the next token", "the next two", "three", "four", "five"]
+    *_, last = newest.values()
+    return Table(head, body, f"{last['drafter']}; commit {last['commit']}.")
+
+
 SUMMARIES: dict[str, Callable[[], Table]] = {
     f"{name}-{machine.lower()}": partial(table, machine)
     for name, table in {"real": real, "contexts": contexts}.items()
@@ -303,4 +319,5 @@ SUMMARIES: dict[str, Callable[[], Table]] = {
 SUMMARIES["quality"] = quality
 SUMMARIES["lengths"] = lengths
 SUMMARIES["recurrent"] = recurrent
+SUMMARIES["agreement"] = agreement
 SUMMARIES["long-text"] = partial(long_text, "qwen2.5-coder-1.5b-q4_k_m")
