@@ -11,8 +11,8 @@ passes*, the time of a pass over the root alone (`costs`). A mode's *rate* is it
 corrected by the bias of past expectations, per plain pass. With several sequences in a step, their
 total yield is set against their total time. In a step whose next token the free drafters already
 know, a mode's drafter is not asked, and every step of a mode shows what plain would have made of
-it. Modes not in use are tried for a few steps, at intervals that double. This module reads no
-clock: steps carry their own times.
+it. Modes not in use are tried for a few steps, at intervals that double once they are known. This
+module reads no clock: steps carry their own times.
 """
 
 from __future__ import annotations
@@ -180,8 +180,9 @@ class Control:
             if name not in rates or name == self.current or self._step < mode.next_trial:
                 continue
             mode.next_trial = self._step + mode.wait
-            mode.wait = min(_LAST_WAIT, 2 * mode.wait)
-            if self._promises(name, rates[name]):
+            if name == PLAIN or mode.is_known:
+                mode.wait = min(_LAST_WAIT, 2 * mode.wait)
+            if self._promises(name):
                 steps = _TRIAL if mode.pass_cost else _TRIAL // 2
                 self._trial = [name] * (steps - 1)
                 return name
@@ -197,20 +198,26 @@ class Control:
         if self.current not in seen or seen[best] > margin * seen[self.current]:
             self.current = best
 
-    def _promises(self, name: str, rate: float) -> bool:
-        """Whether a mode with this expected rate is worth a trial."""
+    def _promises(self, name: str) -> bool:
+        """Whether a mode is worth a trial, which may show more than the few steps that it had."""
         loads = name != PLAIN and self.estimates[name].loads
         few = self.remaining is not None and self.remaining < _LOAD_TOKENS
         share = _TRIAL_RATE if self.load == ALONE else 1.0
-        return not (loads and few) and rate > share * self.tokens_per_pass
+        mode = self.modes[name]
+        bias = mode.bias if name == PLAIN else max(mode.bias, mode.hoped_bias(_FIRST_BIAS))
+        return not (loads and few) and self._rate(mode, bias) > share * self.tokens_per_pass
 
     def expected_rate(self, name: str) -> float:
         """Tokens per plain pass that a mode is expected to reach, with the current load."""
         mode = self.modes[name]
+        return self._rate(mode, mode.bias)
+
+    def _rate(self, mode: Mode, bias: float) -> float:
+        """Tokens per plain pass of a mode with this bias."""
         load = self.load
         others_cost = self._in_plain_passes(load.ms)
         spent = self.costs.verify(mode.mean_rows + load.rows) + mode.draft_cost + others_cost
-        return (1 + (mode.mean_tokens - 1) * mode.bias + load.tokens) / spent
+        return (1 + (mode.mean_tokens - 1) * bias + load.tokens) / spent
 
     def _in_plain_passes(self, milliseconds: float) -> float:
         """A time in plain passes; next to nothing before one was timed."""
