@@ -72,7 +72,7 @@ def test_texts_of_prose_are_so_short_that_some_can_be_held_out() -> None:
 
 def test_prose_goes_on_from_the_texts_of_runs_first(llm: LLM, tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
-    (tmp_path / "0" / "text.txt").write_text("a sail, " * 600)
+    (tmp_path / "0" / "text.txt").write_text("a sail, " * 100)
     data = DataOptions(
         "self",
         tokens=16_000,
@@ -82,7 +82,7 @@ def test_prose_goes_on_from_the_texts_of_runs_first(llm: LLM, tmp_path: Path) ->
         from_runs=str(tmp_path),
     )
     prose = [text for text in begun(llm, tmp_path, data, 300) if text.is_prose]
-    passage = llm.encode("a sail, " * 600)[:80]
+    passage = llm.encode("a sail, " * 100)[:80]
     assert prose[0].tokens == passage
     assert prose[0].new == 240 - len(passage)
     assert llm.tokenizer.decode(prose[-1].tokens) != llm.tokenizer.decode(passage)
