@@ -245,7 +245,9 @@ def test_a_short_one_or_one_that_may_end_ends_where_the_model_ends_it(
 def test_an_early_end_says_what_to_do(cli: Call, ending: Path) -> None:
     done = cli(*CONTINUED, "-m", ending, "-n", 300, "--run-dir", "run")
     line = done.err.splitlines()[-1]
-    assert re.match(r"the model ended the text at \d+ of 300 tokens; --min-tokens 300 prevents", line)
+    assert re.match(
+        r"the model ended the text at \d+ of 300 tokens; --min-tokens 300 prevents", line
+    )
     assert "--ignore-eos continues after its end mark" in line
     assert line.endswith("; continue with: tokenswift resume run --min-tokens 300")
 

@@ -56,8 +56,8 @@ class Drafter(options.Quiet):
         depths: length of the chains that eagle learns to draft, in tokens
         hidden: width of eagle, a multiple of 64
         data: what the model writes for the drafter to learn from: self (answers to questions,
-            essays, stories, code, tables and long prose), or continuations of passages of a text file or of a
-            folder of them
+            essays, stories, code, tables and long prose), or continuations of passages of a text
+            file or of a folder of them
         more: continue from the drafter that is there already, with as many tokens of new texts; the
             better of the two on texts that were held out is kept
         from_runs: folder of runs, such as --run-dir of serve or generate: the model also continues
