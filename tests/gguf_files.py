@@ -257,6 +257,7 @@ def write(
     split: int = 0,
     lists: Collection[str] = ("long_factor", "short_factor"),
     more: Mapping[str, torch.Tensor] | None = None,
+    joint: bool = False,
 ) -> Any:
     """Write a model's file; the model then holds the very values of the file.
 
@@ -268,6 +269,7 @@ def write(
         split: so many tensors a file, in files …-00001-of-00003.gguf; 0: one file.
         lists: LongRoPE's lists of factors that the file has.
         more: other tensors of the file.
+        joint: whether gate and up of experts are one tensor.
     Returns:
         The model.
     """
@@ -293,7 +295,11 @@ def write(
     for number, (name, parameter) in enumerate(model.named_parameters()):
         if ".experts." in name:
             add = _add_experts_in_turn if model_type == "gpt_oss" else _add_experts
-            parameter.data = add(writer, name, parameter.detach().float(), types or {})
+            values = parameter.detach().float()
+            if joint and name.endswith("gate_up_proj"):
+                parameter.data = _add_gates_and_ups(writer, name, values, types or {})
+            else:
+                parameter.data = add(writer, name, values, types or {})
             continue
         name = name.replace("block_sparse_moe.router", "mlp.gate")
         if name.endswith(".sinks"):
@@ -357,15 +363,27 @@ def _add_experts(
 ) -> torch.Tensor:
     """Add a parameter of all experts, a tensor for each of its projections; returns the values that
     the file holds."""
-    layer = name.split(".")[2]
     projections = ("gate", "up") if name.endswith("gate_up_proj") else ("down",)
     unpacked: list[torch.Tensor] = []
     for projection, weights in zip(projections, values.chunk(len(projections), 1), strict=True):
-        file_name = f"blk.{layer}.ffn_{projection}_exps.weight"
-        kinds = [kind for part, kind in types.items() if part in file_name]
-        kind = kinds[-1] if kinds else QuantType.F32
-        unpacked.append(_add_joint(writer, file_name, weights.contiguous(), kind))
+        file_name = f"blk.{name.split('.')[2]}.ffn_{projection}_exps.weight"
+        unpacked.append(_add_experts_as(writer, file_name, weights.contiguous(), types))
     return torch.cat(unpacked, 1)
+
+
+def _add_gates_and_ups(
+    writer: gguf.GGUFWriter, name: str, values: torch.Tensor, types: Mapping[str, QuantType]
+) -> torch.Tensor:
+    """Add gate and up of all experts as one tensor; returns the values that the file holds."""
+    file_name = f"blk.{name.split('.')[2]}.ffn_gate_up_exps.weight"
+    return _add_experts_as(writer, file_name, values.contiguous(), types)
+
+
+def _add_experts_as(
+    writer: gguf.GGUFWriter, file_name: str, weights: torch.Tensor, types: Mapping[str, QuantType]
+) -> torch.Tensor:
+    kinds = [kind for part, kind in types.items() if part in file_name]
+    return _add_joint(writer, file_name, weights, kinds[-1] if kinds else QuantType.F32)
 
 
 def _add_experts_in_turn(

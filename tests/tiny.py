@@ -257,6 +257,16 @@ def tiny_model(family: str, attention: str = "eager", seed: int = 0, **changes: 
     return build(kind, SIZES, seed, attention, **{"tie_word_embeddings": False, **extra, **changes})
 
 
+def predictable(model: Any) -> Any:
+    """The model, changed: its likeliest next token follows from the last one, mostly, so that its
+    texts repeat themselves and leave their ways again and again."""
+    embedding = model.model.embed_tokens.weight
+    embedding.data *= 5
+    order = torch.randperm(len(embedding), generator=torch.Generator().manual_seed(1))
+    model.lm_head.weight.data[order] = 0.3 * embedding.data
+    return model
+
+
 def byte_model(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
     """A random model of a family with 260 tokens, 2 layers and 256 positions."""
     return build(family, BYTES, seed, **changes)

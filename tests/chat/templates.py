@@ -35,6 +35,44 @@ QWEN = """{% if tools %}{{ '<sys>' }}{% if messages[0].role == 'system' %}
 #: the same; thoughts of earlier turns are left out
 QWEN3 = QWEN.replace("(m.content or '')", "(m.content or '').split('</think>')[-1]")
 
+#: the same with arguments in tags, which have to be an object; the system message comes first or
+#: never; somebody has to ask; thoughts since the last question stay; a thought begins the answer
+QWEN35 = """{% macro value(v) %}{% if v is string %}{{ v }}{% else %}{{ v | tojson }}{% endif %}
+{%- endmacro %}{% if tools %}{{ '<sys>Calls: <tool_call><function=name>' }}
+{%- for tool in tools %}{{ '\\n' + tool | tojson }}{% endfor %}
+{%- if messages[0].role == 'system' %}{{ '\\n' + messages[0].content }}{% endif %}{{ '<end>' }}
+{%- elif messages[0].role == 'system' %}{{ '<sys>' + messages[0].content + '<end>' }}{% endif %}
+{%- set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}
+{%- set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- if ns.last < 0 %}{{ raise_exception('nobody asks') }}{% endif %}
+{%- for m in messages %}{% if m.role == 'system' %}{% if not loop.first %}
+{{- raise_exception('the system message comes first') }}{% endif %}{% elif m.role == 'user' %}
+{{- '<user>' + m.content + '<end>' }}{% elif m.role == 'assistant' %}{{ '<assistant>' }}
+{%- if loop.index0 > ns.last %}
+{{- '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' }}{% endif %}
+{{- m.content.split('</think>')[-1].lstrip('\\n') }}{% for call in m.tool_calls or [] %}
+{{- '\\n\\n' if m.content and loop.first else ('' if loop.first else '\\n') }}
+{{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+{%- for key, one in call.function.arguments | items %}
+{{- '<parameter=' + key + '>\\n' + value(one) + '\\n</parameter>\\n' }}{% endfor %}
+{{- '</function>\\n</tool_call>' }}{% endfor %}{{ '<end>' }}{% elif m.role == 'tool' %}
+{{- '<user><tool_response>\\n' + m.content + '\\n</tool_response><end>' }}{% else %}
+{{- raise_exception('no such role') }}{% endif %}{% endfor %}{% if add_generation_prompt %}
+{{- '<assistant><think>\\n' + ('\\n</think>\\n\\n' if enable_thinking is false else '') }}
+{%- endif %}"""
+
+#: tools in the system message, any role, calls as text alone
+LFM2 = """{% set note = messages[0].content if messages[0].role == 'system' else '' %}
+{%- set turns = messages[1:] if messages[0].role == 'system' else messages %}
+{%- if tools %}{{ '<sys>' + note + '\\nTools: [' }}{% for tool in tools %}
+{{- tool if tool is string else tool | tojson }}{{ ', ' if not loop.last }}{% endfor %}
+{{- ']<end>' }}{% elif note %}{{ '<sys>' + note + '<end>' }}{% endif %}
+{%- for m in turns %}{% set said = m.content if m.content is string else m.content | tojson %}
+{{- '<' + m.role + '>' }}{% if m.role == 'tool' %}
+{{- '<|tool_response_start|>' + said + '<|tool_response_end|>' }}{% else %}{{ said }}{% endif %}
+{{- '<end>' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<assistant>' }}{% endif %}{# <|tool_call_start|> #}"""
+
 #: turns in alternation but for calls and results, ids of nine letters, no text beside calls
 MISTRAL = """{% if messages[0].role == 'system' %}
 {%- set sys, turns = messages[0].content, messages[1:] %}{% else %}
@@ -197,6 +235,8 @@ TEMPLATES = {
     "Llama 3.1, 3.2, 3.3": LLAMA,
     "Qwen 2, Qwen 2.5": QWEN,
     "Qwen 3": QWEN3,
+    "Qwen 3.5, Qwen 3.6, Qwen3-Coder": QWEN35,
+    "LFM2, LFM2.5": LFM2,
     "Mistral (to v7), Ministral 8B": MISTRAL,
     "Mistral (from v11)": MISTRAL_ARGS,
     "Gemma 2": GEMMA2,

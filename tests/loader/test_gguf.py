@@ -145,8 +145,8 @@ def test_logits_are_those_of_the_tensors(kind: str, mix: str, tmp_path: Path) ->
         assert far(lean_logits(llm), expected) < 1e-5
     assert first.resources.identity() == second.resources.identity()
     assert first.source.end_tokens() == {257}
-    if kind != "qwen3_5_text":  # whose files have another order of heads than transformers
-        assert torch.equal(logits(first.model), expected)
+    rounding = 1e-6 if kind == "qwen3_5_text" else 0  # of its files' decays
+    assert far(logits(first.model), expected) <= rounding
     written = first.generate(PROMPT, 12, sampling=GREEDY, ignore_eos=True).token_ids
     wrapped = LLM.from_model(model, heads="none").generate(
         PROMPT, 12, sampling=GREEDY, ignore_eos=True

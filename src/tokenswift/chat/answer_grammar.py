@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
+from tokenswift.chat.argument_rules import ArgumentRules, json_rule
 from tokenswift.chat.tools import Tools
-from tokenswift.grammar import SPACING
 from tokenswift.json_schema import closed
 from tokenswift.loader.call_forms import ID, NAME, PLAIN, Family
 
@@ -117,7 +117,13 @@ class _Writer:
         yield f"{rule}: {' | '.join(f'{rule}_{i}' for i in range(len(names)))}"
         for i, name in enumerate(names):
             begin = self._head(_named(head, name))
-            yield f"{rule}_{i}: {begin} {json_rule(self._tools.bound(name))}"
+            schema = self._tools.bound(name)
+            if head == self._family.head and self._family.arguments != "json":
+                arguments = ArgumentRules(f"{rule}_{i}_", self._family.arguments)
+                yield f"{rule}_{i}: {begin} {arguments.written(schema)}"
+                yield from arguments.rules
+            else:
+                yield f"{rule}_{i}: {begin} {json_rule(schema)}"
 
     def _head(self, head: str) -> str:
         if self._schema is not None and ID not in head and NAMED.search(head) is None:
@@ -146,13 +152,6 @@ class _Writer:
 
 def _named(head: str, name: str) -> str:
     return head.replace(NAME, name)
-
-
-def json_rule(schema: Mapping[str, object]) -> str:
-    """JSON that a schema describes, in a grammar's rule."""
-    options = schema.get("x-guidance")
-    guidance = {**(options if isinstance(options, Mapping) else {}), **SPACING}
-    return "%json " + json.dumps({**schema, "x-guidance": guidance}, ensure_ascii=False)
 
 
 def _quoted(text: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tokenswift.chat.answer_grammar import answer_grammar
+from tokenswift.chat.argument_parsers import PARSERS
 from tokenswift.chat.harmony import HarmonyParser, harmony_grammar
 from tokenswift.chat.parser import Delta, Parser
 from tokenswift.chat.tools import Tools
@@ -15,6 +16,7 @@ from tokenswift.config.sampling import SamplingParams
 from tokenswift.grammar import CLOSE, OPEN, Grammar
 from tokenswift.loader import chat_template
 from tokenswift.loader.abilities import SHORT
+from tokenswift.loader.apart import controls_of
 from tokenswift.loader.call_forms import HARMONY, PLAIN, Family, family_of
 from tokenswift.tokenizer import Tokenizer, backend_of
 from tokenswift.types import Generation, InputError
@@ -128,7 +130,8 @@ class Calls:
     @classmethod
     def of(cls, tools: Tools | None, tokenizer: Tokenizer | None, thought: str = "") -> Calls:
         """In the form of a model."""
-        return cls(tools, family_of(template_of(tokenizer)), special_ids(tokenizer), thought)
+        family = family_of(template_of(tokenizer), controls_of(tokenizer))
+        return cls(tools, family, special_ids(tokenizer), thought)
 
     @property
     def has_channels(self) -> bool:
@@ -142,6 +145,9 @@ class Calls:
             return HarmonyParser(names, self.tools is None or self.tools.parallel)
         if self.tools is None:
             return Parser(None, thought=self.thought)
+        kind = PARSERS.get(self.family.arguments)
+        if kind is not None:
+            return kind(self.family, self.tools.schemas, self.tools.parallel, self.thought)
         return Parser(self.family, [*self.tools.known], self.tools.parallel, self.thought)
 
     def read(self, text: str, answer: str) -> tuple[str, tuple[ToolCall, ...], str]:

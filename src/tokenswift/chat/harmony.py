@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from tokenswift.chat.answer_grammar import json_rule
+from tokenswift.chat.argument_rules import json_rule
 from tokenswift.chat.parser import Delta
 from tokenswift.chat.tools import Tools
 from tokenswift.chat.values import ValueScan

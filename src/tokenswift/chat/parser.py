@@ -70,7 +70,8 @@ class Patterns:
         self.exact = f"{begins}{bare.replace(NAME, named)}(?=\\{{)"
         self.before = rf"{SPACES}{begins}{SPACES}(?P<fence>```(json)?)?{SPACES}(?=[\[{{])"
         self.mark = SPACES + re.escape(family.mark) if family.mark else ""
-        head = f"{self._flexible(family.head)}{SPACES}(?=\\{{)"
+        object_follows = f"{SPACES}(?=\\{{)" if family.arguments == "json" else ""
+        head = f"{self._flexible(family.head)}{object_follows}"
         self.first = f"{self._flexible(family.opening)}{head}"
         self.more = f"{self._flexible(family.between)}{head}" if family.shared else ""
         self.tail = self._flexible(family.tail)
@@ -181,13 +182,21 @@ class Parser(ValueReader):
                 if opened is not None:
                     self._say("text", opened[0])
             while match is not None:
-                yield from self._call(match["name"], patterns.tail)
+                name = match["name"]
+                yield from self._call(name, patterns.tail, self._arguments(name))
                 match = None
                 if patterns.more and self._may_call:
                     match = yield from self._take(patterns.more)
                 if match is None:
-                    yield from self._take(patterns.closing)
-                    yield from self._strip(SPACE)
+                    yield from self._closing(patterns.closing)
+
+    def _closing(self, closing: str) -> Waits[None]:
+        """What ends calls behind a mark, or the beginning of it at the answer's end."""
+        if (yield from self._take(closing)) is None and self._ended:
+            match = self._match(closing, partial=True)
+            if match is not None and match.end() == len(self._held):
+                self._held = ""
+        yield from self._strip(SPACE)
 
     @property
     def _may_call(self) -> bool:
@@ -197,7 +206,8 @@ class Parser(ValueReader):
         """Calls that an answer begins with."""
         exact = patterns.exact
         while self._may_call and (match := (yield from self._take(exact))) is not None:
-            yield from self._call(match["name"], SPACES + r"\}" + SPACES)
+            tail = SPACES + r"\}" + SPACES
+            yield from self._call(match["name"], tail, self._object_arguments())
             yield from self._strip(SPACE + ";")
             exact = SPACES + patterns.exact
         fence = ""  # that is open
@@ -234,9 +244,26 @@ class Parser(ValueReader):
         self._deltas.append(Delta("end", "", self._count))
         self._count += 1
 
-    def _call(self, name: str, tail: str) -> Waits[None]:
-        """The arguments of a call, up to the brace that closes them, and what stands behind."""
+    def _call(self, name: str, tail: str, arguments: Waits[bool]) -> Waits[None]:
+        """A call, and what stands behind it.
+
+        Args:
+            arguments: reads them; whether they come to their end.
+        """
         self._begin_call(name)
+        if not (yield from arguments):
+            self._count += 1
+            return
+        if (yield from self._take(tail)) is None and self._ended:
+            self._held = ""  # a part of it
+        self._end_call()
+
+    def _arguments(self, name: str) -> Waits[bool]:
+        """The arguments of a call of a tool, as the family writes them."""
+        return self._object_arguments()
+
+    def _object_arguments(self) -> Waits[bool]:
+        """Arguments up to the brace that closes them."""
         scan = ValueScan()
         end: int | None = None
         while end is None and (self._held or not self._ended):
@@ -245,12 +272,7 @@ class Parser(ValueReader):
             self._held = "" if end is None else self._held[end:]
             if end is None:
                 yield
-        if end is None:
-            self._count += 1
-            return
-        if (yield from self._take(tail)) is None and self._ended:
-            self._held = ""  # a part of it
-        self._end_call()
+        return end is not None
 
     def _say(self, kind: Literal["thought", "text", "arguments"], text: str) -> None:
         if not text:
@@ -264,11 +286,12 @@ class Parser(ValueReader):
 
     # ---- patterns in what comes ------------------------------------------------------------------
 
-    def _match(self, pattern: str) -> Match[str] | None:
-        """A pattern at the beginning of what is held, or its beginning where more may come."""
+    def _match(self, pattern: str, partial: bool = False) -> Match[str] | None:
+        """A pattern at the beginning of what is held, or its beginning where more may come, or
+        where ``partial`` is set."""
         import regex  # which takes longer to import than all of this package
 
-        return regex.match(pattern, self._held, partial=not self._ended)
+        return regex.match(pattern, self._held, partial=partial or not self._ended)
 
     def _search(self, pattern: str) -> Match[str] | None:
         """A pattern anywhere in what is held, or its beginning where more may come."""

@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeGuard
 from tokenswift.chat.messages import checked
 from tokenswift.checks import check_text, integer_of, shown
 from tokenswift.loader.abilities import Abilities, Turns
-from tokenswift.loader.apart import encoded, set_apart
+from tokenswift.loader.apart import controls_of, encoded, set_apart
 from tokenswift.loader.call_forms import family_of
 from tokenswift.loader.chat_template import (
     END,
@@ -183,7 +183,7 @@ def _written(
         tools=signed["tools"],
         variables=signed["options"],
         abilities=abilities,
-        family=family_of(template),
+        family=family_of(template, controls_of(tokenizer)),
     )
     for warning in fit.warnings:
         _warn(warning, template)

@@ -60,6 +60,11 @@ class Tools:
         """As chat templates take them."""
         return [*self.known.values()]
 
+    @property
+    def schemas(self) -> dict[str, dict[str, object]]:
+        """The schemas of their arguments, by name."""
+        return {name: tool["function"]["parameters"] for name, tool in self.known.items()}
+
     def bound(self, name: str) -> dict[str, object]:
         """The schema that arguments are held to, with no members that it does not list unless it
         says so, and without keywords that llguidance does not know."""

@@ -41,6 +41,8 @@ class Backend(ReferenceLayers):
 
     Args:
         device: the device of all tensors.
+        decodes: whether it runs a decoder's layers; None: on a CPU. Elsewhere that is slow, and
+            transformers' own forward usually runs instead.
 
     Attributes:
         name: its name in messages and files.
@@ -70,11 +72,11 @@ class Backend(ReferenceLayers):
     fused = False
     formats: tuple[str, ...] = ()
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
+    def __init__(self, device: torch.device | str = "cpu", decodes: bool | None = None) -> None:
         self.device = torch.device(device)
         self.kind = self.device.type
         self.on_host = self.kind == "cpu"
-        self.decodes = self.on_host
+        self.decodes = self.on_host if decodes is None else decodes
 
     # ---- memory ----------------------------------------------------------------------------------
 

@@ -1,15 +1,16 @@
 """How families of models write calls of tools; which family it is, the chat template shows.
 
-Every family writes the name of a tool and an object of arguments. They differ in what stands
-around the two, and in whether text may come before.
+Every family writes the name of a tool and its arguments. They differ in what stands around the two,
+in whether text may come before, and in how arguments are written (`call_arguments`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
+from tokenswift.loader.call_arguments import EXAMPLES, Form, spelled_arguments
 from tokenswift.loader.harmony import (
     CALL,
     CHANNEL,
@@ -28,7 +29,7 @@ ID = "ID?"
 class Family:
     """A family's form of calls.
 
-    Calls are ``opening head {arguments} tail closing``. Several are separated by ``between``, each
+    Calls are ``opening head arguments tail closing``. Several are separated by ``between``, each
     with ``opening`` and ``closing`` of its own, or all within one pair (``shared``).
 
     Attributes:
@@ -40,6 +41,7 @@ class Family:
         tail: what stands behind them.
         between: what stands between two calls.
         shared: whether one ``opening`` and one ``closing`` are around all calls of an answer.
+        arguments: how they are written.
         key: the key of the arguments where a call is a bare object.
         begins: a token that may stand before the first call of an answer, or "".
         id_opening, id_closing: what stands around an id.
@@ -56,6 +58,7 @@ class Family:
     tail: str = "}"
     between: str = "\n"
     shared: bool = False
+    arguments: Form = "json"
     key: str = "arguments"
     begins: str = ""
     id_opening: str = ""
@@ -78,14 +81,15 @@ class Family:
     def _spelled(self, name: str, arguments: object) -> str:
         escaped = json.dumps(name, ensure_ascii=False)[1:-1]
         head = self.head.replace(ID, "").replace(NAME, escaped)
-        text = json.dumps(arguments, ensure_ascii=False)
+        text = spelled_arguments(arguments, self.arguments)
         return f"{head}{text}{self.tail.replace(ID, '')}"
 
     @property
     def example(self) -> str:
         """What a call looks like, for a prompt."""
         head = self.head.replace(ID, "").replace(f'"{NAME}"', NAME)
-        return f"{self.opening}{head}{{…}}{self.tail.replace(ID, '')}{self.closing}"
+        arguments = EXAMPLES[self.arguments]
+        return f"{self.opening}{head}{arguments}{self.tail.replace(ID, '')}{self.closing}"
 
     @property
     def passing(self) -> tuple[str, ...]:
@@ -182,15 +186,41 @@ HARMONY = Family(
     tail="",
     between=f"{CALL}{START}assistant",
 )
+#: Qwen 3.5 and 3.6, Qwen3-Coder: each call in tags, each argument in tags of its own
+XML = Family(
+    "xml",
+    mark="<tool_call>",
+    opening="<tool_call>\n",
+    closing="\n</tool_call>",
+    head="<function=NAME>\n",
+    tail="</function>",
+    arguments="xml",
+)
+#: LFM2: a list between marks, of calls as Python writes them
+PYTHONIC = Family(
+    "pythonic",
+    mark="<|tool_call_start|>",
+    opening="<|tool_call_start|>[",
+    closing="]<|tool_call_end|>",
+    head="NAME(",
+    tail=")",
+    between=", ",
+    shared=True,
+    arguments="python",
+)
 #: models of which nothing is known: an answer that is ``{"name": …, "arguments": {…}}``, a call a
 #: line
 PLAIN = Family("plain")
 FAMILIES = (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, GRANITE, COHERE, DEEPSEEK, PHI, PLAIN)
 
 
-def family_of(template: str) -> Family:
+def family_of(template: str, marks: Container[str] = ()) -> Family:
     """The family whose form of calls a chat template speaks of; a plain one where it speaks of
-    none."""
+    none.
+
+    Args:
+        marks: the special tokens of the vocabulary: LFM2's template may name none of its own.
+    """
     if MISTRAL.mark in template:
         return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
     if speaks_harmony(template):
@@ -201,8 +231,10 @@ def family_of(template: str) -> Family:
         if family.mark in template:
             return family
     if "tools" in template:
+        if PYTHONIC.mark in template or PYTHONIC.mark in marks:
+            return PYTHONIC
         if HERMES.mark in template:
-            return HERMES
+            return XML if "<function=" in template else HERMES
         if "ipython" in template or LLAMA3.begins in template:
             return LLAMA3
     return PLAIN

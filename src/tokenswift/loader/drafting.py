@@ -3,15 +3,12 @@ prediction)."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
 from tokenswift.loader.layout import NORM, Layout
 from tokenswift.loader.tensors import Entry
-from tokenswift.loader.weights import Weights
 
-logger = logging.getLogger("tokenswift")
 #: what the names of its weights begin with in checkpoints, and those of its decoder layer
 BEGINNING = "mtp."
 LAYER = "mtp.layers.0."
@@ -32,13 +29,13 @@ _FIRST = "model.layers.0."
 
 
 def drafting_layout(layout: Layout) -> Layout:
-    """The layout of a model that is its decoder layer alone, which attends to all tokens."""
+    """The layout of a model that is its decoder layer alone, which attends to all tokens, and has
+    experts where the model's layers have."""
     return replace(
         layout,
         num_hidden_layers=1,
         windows=(0,),
         ropes=(),
-        mixture=None,
         dense_layers=(),
         recurrence=None,
         recurrent=(),
@@ -46,36 +43,24 @@ def drafting_layout(layout: Layout) -> Layout:
 
 
 def drafting_shapes(layout: Layout) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of its weights; the layer's are those of a model's first."""
+    """Names and shapes of the weights of such a layout; the layer's are those of a model's
+    first."""
     hidden = layout.hidden_size
-    shapes = {
-        name: shape
-        for name, shape in drafting_layout(layout).shapes().items()
-        if name.startswith(_FIRST)
-    }
+    shapes = {name: shape for name, shape in layout.shapes().items() if name.startswith(_FIRST)}
     norms = dict.fromkeys((EMBEDDING_NORM, STATE_NORM, NORM), (hidden,))
     return {**shapes, JOIN: (hidden, 2 * hidden), **norms}
 
 
-def drafting_weights(weights: Weights, entries: Mapping[str, Entry]) -> Weights | None:
-    """The weights of the layer, by the names of a model's first layer; None where there is none,
-    or another kind of it than runs here, of which a WARNING tells.
+def drafting_names(entries: Mapping[str, Entry], beginning: str = LAYER) -> dict[str, Entry]:
+    """Tensors of the layer as those of a model's first.
 
     Args:
-        weights: the model's.
-        entries: tensors of its files whose names begin with :data:`BEGINNING`.
+        beginning: of the names of those of its decoder layer.
     """
-    if not entries:
-        return None
-    layout = weights.layout
-    named: dict[str, Entry] = {}
+    renamed: dict[str, Entry] = {}
     for name, entry in entries.items():
-        ours = NORM if name == FINAL_NORM else name.replace(LAYER, _FIRST)
-        named[ours] = entry
-    shapes = {name: entry.shape for name, entry in named.items()}
-    if layout.mixture is not None or shapes != drafting_shapes(layout):
-        logger.warning(
-            "the model brings a layer that drafts, of a kind that does not run here; it is left out"
-        )
-        return None
-    return Weights(drafting_layout(layout), weights.dtype, named, weights.kind)
+        ours = NORM if name == FINAL_NORM else name
+        if name.startswith(beginning):
+            ours = _FIRST + name.removeprefix(beginning)
+        renamed[ours] = entry
+    return renamed

@@ -42,6 +42,7 @@ SHORT_NAMES = {"w1": GATE, "w2": DOWN, "w3": UP}
 JOINT_NAMES = {
     "experts.gate_up_proj": (GATE, UP),
     "experts.down_proj": (DOWN,),
+    "experts.gate_up_proj.weight": (GATE, UP),
     "input_linear.weight": (GATE, UP),
     "output_linear.weight": (DOWN,),
     "experts.gate_proj.weight": (GATE,),

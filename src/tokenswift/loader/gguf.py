@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -24,8 +25,8 @@ from tokenswift.loader.drafting import (
     BEGINNING,
     EMBEDDING_NORM,
     GGUF_NAMES,
-    LAYER,
     STATE_NORM,
+    drafting_names,
 )
 from tokenswift.loader.experts import SHARED_GATE, Part, split_entries
 from tokenswift.loader.families import FAMILIES
@@ -261,6 +262,8 @@ def weights_of(file: GgufFile, layout: Layout, dtype: torch.dtype, kind: str) ->
         entries = split_fused(entries, layout, file.where)
     if layout.mixture is not None:
         entries = _split_experts(file, entries, layout)
+        with suppress(InputError):  # of another shape, it is of another kind
+            drafting = _split_experts(file, drafting, layout)
     shapes = layout.shapes()
     optional = [name for name in shapes if name.endswith("o_proj.bias")]  # 0 where there is none
     check_tensors(entries, shapes, WEIGHTS, file.where, optional)
@@ -274,7 +277,11 @@ def _split_experts(
 
     def read(entry: Entry, part: Part) -> Tensor | Stored:
         if len(entry.shape) == 3:
-            return file.part(entry.name, part.expert)
+            matrix = file.part(entry.name, part.expert)
+            rows = torch.arange(len(matrix))[part.rows]
+            if len(rows) == len(matrix):
+                return matrix
+            return matrix.take(rows) if isinstance(matrix, Stored) else matrix[rows]
         return unstored(file[entry.name], torch.float32)[part.expert]
 
     split = split_entries(entries, layout, file.where, read)
@@ -292,15 +299,12 @@ def _row(read: Callable[[], Tensor | Stored]) -> Tensor:
 
 
 def _split_drafting(entries: dict[str, Entry], layers: int) -> dict[str, Entry]:
-    """Take out the tensors of a layer behind the last, which drafts; by checkpoints' names."""
-    drafting: dict[str, Entry] = {}
+    """Take out the tensors of a layer behind the last, which drafts."""
     beyond = f"model.layers.{layers}."
-    for name in list(entries):
-        if name.startswith(beyond):
-            drafting[LAYER + name.removeprefix(beyond)] = entries.pop(name)
-        elif name.startswith(BEGINNING):
-            drafting[name] = entries.pop(name)
-    return drafting
+    drafting = {
+        name: entries.pop(name) for name in list(entries) if name.startswith((beyond, BEGINNING))
+    }
+    return drafting_names(drafting, beyond)
 
 
 def _logarithms(read: Callable[[], Tensor | Stored]) -> Tensor:

@@ -39,7 +39,7 @@ from tokenswift.loader.multimodal import wraps_text
 from tokenswift.loader.opened import Opened, open_files, open_gguf
 from tokenswift.loader.plain_tokenizer import wrapped
 from tokenswift.loader.positions import counts_factor
-from tokenswift.loader.recurrent import our_name
+from tokenswift.loader.recurrent import in_groups, our_name
 from tokenswift.loader.rope import positions_name
 from tokenswift.loader.safetensors_file import INDEX, SafetensorsFile, weight_files
 from tokenswift.loader.weights import Weights, unstored
@@ -270,10 +270,14 @@ def model_of(files: Opened) -> CausalModel:
 
 
 def _joined(weights: Weights, dtype: torch.dtype, name: str) -> Tensor | Stored | None:
-    """A weight by its name in transformers, a fused one of its parts."""
+    """A weight by its name in transformers, a fused one of its parts, heads in its order."""
     parts = parts_of(name)
+    recurrence = weights.layout.recurrence
+    weight = weights.get(name)
+    if weight is not None and recurrence is not None and recurrence.tiled:
+        return in_groups(name, unstored(weight, dtype), recurrence)
     if parts is None or not weights.layout.family.fused:
-        return weights.get(name)
+        return weight
     stored = [weights.get(part) for part in parts]
     return torch.cat([unstored(part, dtype) for part in stored if part is not None])
 
@@ -289,13 +293,9 @@ def _filled(
     """
     from transformers import AutoConfig
 
-    if getattr(config, "linear_heads_tiled", False):
-        raise InputError(
-            f"a GGUF file of a {config.model_type} model has its heads in an order of its own, "
-            "which transformers' model has not; valid: the checkpoint in safetensors"
-        )
     # some families' own id for padding is beyond a small vocabulary
     fields = {"pad_token_id": None, **copy.deepcopy(vars(config))}
+    fields.pop("linear_heads_tiled", None)  # of the file, not of the model
     model = _empty(AutoConfig.for_model(fields.pop("model_type"), **fields))
     body = model.model
     with quiet_transformers():  # a model without memory lacks its buffers; these are all it has

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from tokenswift.kv.states import Recurrence
@@ -96,6 +97,26 @@ def mlp_width(config: object, stated: int) -> int:
         return width
     multiple = int(getattr(config, "block_multiple_of", 256))
     return -(-int(multiplier * width) // multiple) * multiple
+
+
+def in_groups(name: str, weight: Tensor, recurrence: Recurrence) -> Tensor:
+    """A weight of a layer whose heads of values take those of keys in turns (`Recurrence.tiled`),
+    with its heads in groups, as checkpoints and transformers have them; others as they are."""
+    before = 2 * recurrence.keys
+
+    def grouped(part: Tensor, width: int) -> Tensor:
+        turns = part.unflatten(0, (-1, recurrence.key_heads, width))
+        return turns.transpose(0, 1).flatten(0, 2)
+
+    if DELTA_INPUTS in name or DELTA_TAPS in name:
+        return torch.cat([weight[:before], grouped(weight[before:], recurrence.value_width)])
+    if DELTA_GATE in name:
+        return grouped(weight, recurrence.value_width)
+    if DELTA_OUT in name:
+        return grouped(weight.T, recurrence.value_width).T
+    if any(part in name for part in (DELTA_STRENGTH, DELTA_DECAY, DELTA_RATE, DELTA_SHIFT)):
+        return grouped(weight, 1)
+    return weight
 
 
 # ---- names ---------------------------------------------------------------------------------------

@@ -6,8 +6,10 @@ anything is read (`tensors.check_tensors`).
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -15,6 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from tokenswift.kernels.formats import FORMATS, MXFP4, Stored
+from tokenswift.loader.drafting import (
+    BEGINNING,
+    drafting_layout,
+    drafting_names,
+    drafting_shapes,
+)
 from tokenswift.loader.experts import CHOICE_BIAS_NAME, is_router, parameter_parts, split_entries
 from tokenswift.loader.fused import split_fused, split_tensors
 from tokenswift.loader.layout import EMBEDDING, HEAD, Layout
@@ -24,6 +32,7 @@ from tokenswift.loader.safetensors_file import SafetensorsFile, weight_files
 from tokenswift.loader.tensors import FLOATS, Entry, check_tensors, dense
 from tokenswift.types import InputError
 
+logger = logging.getLogger("tokenswift")
 #: what some checkpoints hold besides weights: frequencies of positions, which the config says, too
 FREQUENCIES = "rotary_emb.inv_freq"
 
@@ -36,7 +45,7 @@ class Weights:
         dtype: the type that those are given in which are not stored in a quantized format.
         entries: tensors of the files by their names in transformers.
         kind: what matrices are stored as in memory, one of `config.loading.Weights`.
-        drafting: tensors of a layer that drafts (`drafting`), by checkpoints' names.
+        drafting: tensors of a layer that drafts (`drafting.drafting_names`).
 
     Attributes:
         copies: whether what is packed stands beside the weights themselves.
@@ -178,15 +187,38 @@ def weights_in(folder: Path, layout: Layout, dtype: torch.dtype, kind: str) -> W
         entries = split_fused(entries, layout, f"model folder {folder}")
     if layout.tied and _head_is_embedding(entries):
         del entries[HEAD]
+    drafting = {name: entry for name, entry in entries.items() if name.startswith(BEGINNING)}
+    entries = {name: entry for name, entry in entries.items() if name not in drafting}
+    drafting = drafting_names(drafting)
     if layout.mixture is not None:
         entries = split_entries(entries, layout, f"model folder {folder}")
-    drafting = {name: entry for name, entry in entries.items() if name.startswith("mtp.")}
-    entries = {name: entry for name, entry in entries.items() if name not in drafting}
+        with suppress(InputError):  # of another shape, it is of another kind
+            drafting = split_entries(drafting, layout, f"model folder {folder}")
     shapes = layout.shapes()
     if entries.keys() != shapes.keys():
         return None
     check_tensors(entries, shapes, (*FLOATS, MXFP4.name.upper()), f"model folder {folder}")
     return Weights(layout, dtype, entries, kind, drafting)
+
+
+def drafting_weights(weights: Weights) -> Weights | None:
+    """The weights of the layer; None where there is none, or another kind of it than runs here, of
+    which a WARNING tells.
+
+    Args:
+        weights: the model's.
+    """
+    entries = weights.drafting
+    if not entries:
+        return None
+    shapes = {name: entry.shape for name, entry in entries.items()}
+    layout = drafting_layout(weights.layout)
+    if shapes == drafting_shapes(layout):
+        return Weights(layout, weights.dtype, entries, weights.kind)
+    logger.warning(
+        "the model brings a layer that drafts, of a kind that does not run here; it is left out"
+    )
+    return None
 
 
 def _head_is_embedding(entries: Mapping[str, Entry]) -> bool:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from tokenswift.kernels.cpu.structs import TYPES
 from tokenswift.loader.config import activation_of
+from tokenswift.loader.experts import CHOICE_BIAS
 from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.fused import FUSED, UNFUSED
-from tokenswift.loader.layout import EMBEDDING, HEAD, Layout, layout_of, rotated_width
+from tokenswift.loader.layout import HEAD, Layout, layout_of, rotated_width
 from tokenswift.loader.recurrent import their_name
 from tokenswift.loader.rope import positions_name
 from tokenswift.loader.weights import ModuleWeights
@@ -95,11 +96,16 @@ def _are_plain(linears: Iterable[nn.Module]) -> bool:
 
 
 def _has_experts(model: nn.Module, layout: Layout) -> bool:
-    """Whether a model's experts are those of its config, in the type of its other weights."""
+    """Whether a model's experts are those of its config, in the type of its other weights; biases
+    of their choice may stay in float32."""
     weights = ModuleWeights(model, layout)
     dtype = attrgetter(HEAD)(model).dtype
     for name, shape in layout.shapes().items():
-        values = weights.get(HEAD if name == EMBEDDING else name)
-        if ".mlp." in name and (values is None or values.shape != shape or values.dtype != dtype):
+        if ".mlp." not in name:
+            continue
+        values = weights.get(name)
+        if values is None or values.shape != shape:
+            return False
+        if values.dtype != dtype and not name.endswith(CHOICE_BIAS):
             return False
     return not any(size % 2 for size in layout.product_sizes())

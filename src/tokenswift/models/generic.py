@@ -183,7 +183,7 @@ class GenericTarget(BaseTarget):
         if kind in FAMILIES and FAMILIES[kind].recurrent:
             raise InputError(
                 f"model type is {kind!r}, whose recurrent layers run in the native decoder alone; "
-                "valid: on a CPU, a model that stands on it whole, with plain modules of one type"
+                "valid: a model that stands on one device whole, with plain modules of one type"
             )
         norm = next((name for name in NORMS if hasattr(model.model, name)), None)
         if norm is None:

@@ -24,7 +24,6 @@ from tokenswift.config.sampling import ANSWERS, SamplingParams
 from tokenswift.kernels.base import Backend
 from tokenswift.kernels.formats import FORMATS, Stored
 from tokenswift.loader.chat_template import prepare
-from tokenswift.loader.drafting import drafting_weights
 from tokenswift.loader.ends import (
     end_ids,
     end_tokens,
@@ -45,10 +44,16 @@ from tokenswift.loader.identity import (
 from tokenswift.loader.load import check_place, load_located, load_tokenizer, model_of
 from tokenswift.loader.named_sampling import named_sampling, usable_sampling
 from tokenswift.loader.opened import Opened, open_files
-from tokenswift.loader.weights import Weights
+from tokenswift.loader.weights import Weights, drafting_weights
 from tokenswift.models.base import ComputeIdentity
 from tokenswift.models.decoder import NativeTarget
-from tokenswift.models.target import Target, backend_for, check_model, make_target
+from tokenswift.models.target import (
+    Target,
+    backend_for,
+    backend_with_states,
+    check_model,
+    make_target,
+)
 from tokenswift.tokenizer import Tokenizer
 from tokenswift.types import InputError, OnProgress
 
@@ -297,7 +302,7 @@ class FromFiles(Source):
     def drafting(self) -> Weights | None:
         """See :class:`Source`."""
         weights = self._files.weights
-        return drafting_weights(weights, weights.drafting)
+        return drafting_weights(weights)
 
     def weight(self, name: str) -> Tensor | Stored:
         """See :class:`Source`."""
@@ -352,22 +357,19 @@ def open_model(
     device = check_place(how)
     folder = locate(name, on_progress)
     backend = backend_for(device, how.backend, on_progress)
-    if backend.decodes and not (folder.is_dir() and holds_heads(folder)):
+    if not (folder.is_dir() and holds_heads(folder)):
         files = open_files(name, folder, how, device)
-        if files is not None and _runs(files, backend):
+        layout = None if files is None else files.weights.layout
+        if layout is not None and layout.recurrence is not None:
+            backend = backend_with_states(backend)
+        has_layers = layout is not None and (backend.mixtures or layout.mixture is None)
+        if files is not None and backend.decodes and has_layers:
             return FromFiles(files, how, backend)
     if how.weights != "stored":
         line = f"weights is {how.weights!r}, but model {name} runs through transformers' own model"
         raise InputError(f"{line} here; valid: stored", "weights")
     loaded = load_located(name, folder, how, device)
     return FromModel(loaded.model, loaded.tokenizer, how.scaling, backend)
-
-
-def _runs(files: Opened, backend: Backend) -> bool:
-    """Whether a backend has the kinds of layers that a model has."""
-    layout = files.weights.layout
-    has_experts = backend.mixtures or layout.mixture is None
-    return has_experts and (backend.recurrences or layout.recurrence is None)
 
 
 def wrap_model(model: Any, tokenizer: Tokenizer | None, how: LoadConfig) -> Source:

@@ -108,6 +108,18 @@ def _open_backend(
     return cpu_check.open_backend(cache_dir() / "kernels", on_progress)
 
 
+def backend_with_states(backend: Backend) -> Backend:
+    """The backend that runs a model with recurrent layers: one that has no such layers gives way to
+    plain torch on its device, as transformers keeps no state that a draft can be taken back from.
+    """
+    if backend.decodes and backend.recurrences:
+        return backend
+    key = f"{backend.device} states"
+    if key not in _backends:
+        _backends[key] = Backend(backend.device, decodes=True)
+    return _backends[key]
+
+
 def check_model(model: Any) -> None:
     """Raise :class:`InputError` unless a model has the parts that every target needs."""
     body = getattr(model, "model", None)
@@ -189,9 +201,12 @@ def _native_target(
 
     config = attrgetter("config")(model)
     is_spread = any(True for _ in hooks_of(model))  # over several devices
-    if not backend.decodes or is_spread or not fits(model):
+    if is_spread or not fits(model):
         return None
-    if not _runs(config.model_type, backend):
+    family = FAMILIES[config.model_type]
+    if family.recurrent:
+        backend = backend_with_states(backend)
+    if not backend.decodes or not (backend.mixtures or family.experts is None):
         return None
     target = NativeTarget(model, backend, rotary, on_progress)
     error = logit_error(target, cases, expected)
@@ -211,13 +226,6 @@ def _tolerance(dtype: torch.dtype, config: object) -> float:
     tolerance = TOLERANCES.get(dtype, 0.1)
     has_experts = getattr(config, "num_experts_per_tok", None) is not None
     return 4 * tolerance if has_experts and dtype != torch.float32 else tolerance
-
-
-def _runs(family: str, backend: Backend) -> bool:
-    """Whether a backend has experts and recurrent layers for a native family, if that has any."""
-    switches = FAMILIES[family]
-    has_experts = backend.mixtures or switches.experts is None
-    return has_experts and (backend.recurrences or not switches.recurrent)
 
 
 def _cases(vocabulary_size: int) -> list[list[int]]:

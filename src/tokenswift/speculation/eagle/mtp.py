@@ -47,7 +47,7 @@ class MtpModel:
     """A model's own drafter. Threads may share it.
 
     Args:
-        weights: of its layer (`drafting.drafting_weights`).
+        weights: of its layer (`weights.drafting_weights`).
         target: the model.
 
     Attributes:
@@ -93,6 +93,10 @@ class MtpModel:
             head = head * DRAFTED // target.vocab_size
         read = [*layer.packed(), self._join_embeds, self._join_states]
         self.weight_bytes = sum(weight.nbytes for weight in read) + head
+        mixture = weights.layout.mixture
+        if layer.experts is not None and mixture is not None:  # a row goes through few of them
+            expert_bytes = sum(weight.nbytes for weight in layer.experts.packed())
+            self.weight_bytes -= round(expert_bytes * (1 - mixture.used / mixture.experts))
         stored = all(weight.stored for weight in layer.packed())
         self.shape = _shape(weights, target, self._dtype, stored)
         self._body = self.backend.body(self.shape, [layer])
@@ -193,6 +197,7 @@ def _shape(weights: Weights, target: NativeTarget, keys: torch.dtype, stored: bo
         active=torch.int8 if target.int8 and stored else active_type(target.dtype),
         eps=layout.eps,
         scale=layout.scale,
+        mixture=layout.mixture,
     )
 
 
