@@ -52,7 +52,7 @@ class Reference(nn.Module):
         self.pre_fc_norm_hidden = Qwen3_5RMSNorm(size, config.rms_norm_eps)
         self.layers = nn.ModuleList([layer_class(config, ATTENDING)])
         self.norm = Qwen3_5RMSNorm(size, config.rms_norm_eps)
-        self._rotary = type(model.model.rotary_emb)(config)
+        self._rotary = deepcopy(model.model.rotary_emb)
         for parameter in self.parameters():
             parameter.data.normal_(std=0.3)
         self.requires_grad_(False).eval()
