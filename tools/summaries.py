@@ -22,6 +22,7 @@ LONG_TEXT = Path(__file__).parents[1] / "benchmarks" / "results" / "long-text.js
 RECURRENT = Path(__file__).parents[1] / "benchmarks" / "results" / "recurrent.jsonl"
 LENGTHS = Path(__file__).parents[1] / "benchmarks" / "results" / "lengths.jsonl"
 AGREEMENT = Path(__file__).parents[1] / "benchmarks" / "results" / "agreement.jsonl"
+MIXTURES = Path(__file__).parents[1] / "benchmarks" / "results" / "mixtures.jsonl"
 COMMAND = (
     "python -m benchmarks.real qwen2.5-coder-1.5b-q4_k_m --peer PYTHON "
     "--out benchmarks/results/real.jsonl"
@@ -311,6 +312,38 @@ def agreement() -> Table:
     return Table(head, body, f"{last['drafter']}; commit {last['commit']}.")
 
 
+def mixtures() -> Table:
+    """Mixtures of experts beside llama.cpp on the same files."""
+    text = MIXTURES.read_text(encoding="utf-8") if MIXTURES.is_file() else ""
+    rows = [json.loads(line) for line in text.splitlines()]
+    newest = {(row["model"], row["program"]): row for row in rows}
+    if not newest:
+        return Table([], [], "Not measured yet: `python -m benchmarks.mixtures FOLDER`.")
+    body: list[list[str]] = []
+    for (model, program), row in newest.items():
+        peer = newest.get((model, "llama.cpp"))
+        speeds: list[str] = []
+        for what in ("reading", "writing"):
+            speed = f"{row[what]:.1f}"
+            if peer is not None and peer is not row:
+                speed += f" (**{row[what] / peer[what]:.2f}** times llama.cpp's)"
+            speeds.append(speed)
+        loading = f"{row['loading']:.1f}"
+        peak = f"{row['peak'] / 1e9:.1f}"
+        drafting = f"{row['drafting']:.1f}" if "drafting" in row else ""
+        body.append([model, program, *speeds, drafting, loading, peak])
+    head = ["file", "program", "prompt, tokens/s", "plain, tokens/s", "with drafts, tokens/s"]
+
+    def several(key: str) -> str:
+        return " and ".join(dict.fromkeys(str(row[key]) for row in newest.values()))
+
+    below = (
+        f"Behind {several('context')} tokens, on {several('machine')}; rounds: "
+        f"{several('rounds')}; versions: {several('version')}; commit {several('commit')}."
+    )
+    return Table([*head, "loading, s", "peak of memory, GB"], body, below)
+
+
 SUMMARIES: dict[str, Callable[[], Table]] = {
     f"{name}-{machine.lower()}": partial(table, machine)
     for name, table in {"real": real, "contexts": contexts}.items()
@@ -320,4 +353,5 @@ SUMMARIES["quality"] = quality
 SUMMARIES["lengths"] = lengths
 SUMMARIES["recurrent"] = recurrent
 SUMMARIES["agreement"] = agreement
+SUMMARIES["mixtures"] = mixtures
 SUMMARIES["long-text"] = partial(long_text, "qwen2.5-coder-1.5b-q4_k_m")
