@@ -180,7 +180,7 @@ class Control:
             if name not in rates or name == self.current or self._step < mode.next_trial:
                 continue
             mode.next_trial = self._step + mode.wait
-            if name == PLAIN or mode.is_known:
+            if mode.is_known or not self._is_cheap(name):
                 mode.wait = min(_LAST_WAIT, 2 * mode.wait)
             if self._promises(name):
                 steps = _TRIAL if mode.pass_cost else _TRIAL // 2
@@ -204,8 +204,14 @@ class Control:
         few = self.remaining is not None and self.remaining < _LOAD_TOKENS
         share = _TRIAL_RATE if self.load == ALONE else 1.0
         mode = self.modes[name]
-        bias = mode.bias if name == PLAIN else max(mode.bias, mode.hoped_bias(_FIRST_BIAS))
+        bias = mode.bias
+        if self._is_cheap(name):
+            bias = max(bias, mode.hoped_bias(_FIRST_BIAS))
         return not (loads and few) and self._rate(mode, bias) > share * self.tokens_per_pass
+
+    def _is_cheap(self, name: str) -> bool:
+        """Whether a few steps of a drafter cost little: it has no cache to fill first."""
+        return name != PLAIN and not self.estimates[name].loads
 
     def expected_rate(self, name: str) -> float:
         """Tokens per plain pass that a mode is expected to reach, with the current load."""
