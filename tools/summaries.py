@@ -292,7 +292,11 @@ def recurrent() -> Table:
     head = ["shape", "context", "program", "prompt, tokens/s", "plain, tokens/s"]
     machines = dict.fromkeys(row["machine"] for row in newest.values())
     commits = dict.fromkeys(row["commit"] for row in newest.values())
-    below = f"Random weights in Q4_K; {', '.join(machines)}; commit {', '.join(commits)}."
+    rounds = dict.fromkeys(str(row["rounds"]) for row in newest.values())
+    below = (
+        f"Random weights in Q4_K; {', '.join(machines)}; rounds: {', '.join(rounds)}; "
+        f"commit {', '.join(commits)}."
+    )
     drafts = ["verifying 4 rows", "8 rows", "a tree of 8"]
     return Table([*head, *drafts, "peak of memory, GB"], body, below)
 
