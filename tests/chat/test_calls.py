@@ -99,6 +99,7 @@ MARKS += [
     "]",
     "x",
     "<tool",
+    "{",
     '{"name"',
     "; ",
 ]
@@ -159,6 +160,15 @@ def test_anything_in_pieces(family: Family, text: str, cuts: list[int]) -> None:
             '"arguments": {}}\n```',
             Said("", (("f", "{}"), ("fg", "{}"))),
         ),
+        (HERMES, '{{"name": "f", "arguments": {"a": 1}}}', Said("", (("f", '{"a": 1}'),))),
+        (HERMES, '{{"name": "f", "arguments": {"a": 1}}}}\nSo.', Said("So.", (("f", '{"a": 1}'),))),
+        (
+            HERMES,
+            '```json\n{{"name": "f", "arguments": {}}}\n```\n{{"name": "fg", "arguments": {}}}}',
+            Said("", (("f", "{}"), ("fg", "{}"))),
+        ),
+        (HERMES, '{{"name": "h", "arguments": {}}}', Said('{{"name": "h", "arguments": {}}}')),
+        (HERMES, "{{", Said("{{")),
         (PLAIN, '{"name": "f", "arguments": {}}\n`f` says', Said("`f` says", (("f", "{}"),))),
         (LLAMA3, '<|python_tag|>{"name": "f", "parameters": {}}', Said("", (("f", "{}"),))),
         (PLAIN, '{"name": "f", "arguments": {}} and so', Said("and so", (("f", "{}"),))),

@@ -8,7 +8,10 @@ import pytest
 
 from tests.cli.conftest import Call
 from tests.train.test_train import words
-from tokenswift.cli.train import place_for
+from tokenswift.cli.main import parsed
+from tokenswift.cli.train import _check_request, place_for
+from tokenswift.loader.default_model import packaged_drafter
+from tokenswift.loader.named_models import QWEN
 from tokenswift.speculation.heads.files import read_heads
 
 SMALL = "--tokens 1500 --sequence-length 96 --write-batch 4 --steps 4 --num-heads 2"
@@ -52,3 +55,18 @@ def test_each_model_and_kind_has_a_file_of_its_own() -> None:
         "b.linear.heads.safetensors",
         "b.medusa.heads.safetensors",
     ]
+
+
+def test_a_training_goes_on_from_the_drafter_of_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the name of the model or of its file; a worse one does not take its place."""
+    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path))
+    shipped = packaged_drafter(QWEN.name)
+    assert shipped is not None
+    assert packaged_drafter(f"/models/{QWEN.file}") == shipped
+    assert packaged_drafter("my-llama") is None
+    args = parsed(["train", "-m", QWEN.name, "--more", "1000"])
+    _check_request(args)
+    assert args.out.parent == tmp_path / "drafters"
+    assert args.out.read_bytes() == shipped.read_bytes()

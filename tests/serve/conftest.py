@@ -21,11 +21,13 @@ import pytest
 from tests.chats import calling_model, calling_tokenizer
 from tests.cli.conftest import chatty_model, cli
 from tokenswift import LLM
+from tokenswift.cli import idle_training
 from tokenswift.cli.main import main
 from tokenswift.models.decoder import NativeTarget
+from tokenswift.serve import idle
 from tokenswift.serve.answer import STRETCH
 from tokenswift.serve.answers import Answers
-from tokenswift.serve.app import Server
+from tokenswift.serve.server import Server
 from tokenswift.serve.settings import Settings, held
 
 __all__ = ["cli"]
@@ -182,9 +184,13 @@ class Process:
             time.sleep(0.02)
         self.url = log_text.partition("listening on ")[2].split()[0]
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def send(self, number: int) -> None:
         """Send a signal."""
-        os.kill(self._process.pid, number)
+        os.kill(self.pid, number)
 
     def end(self, number: int = signal.SIGKILL) -> int:
         """Send a signal; the exit code."""
@@ -216,5 +222,7 @@ def launch(chatty: Path, tmp_path: Path) -> Iterator[Launch]:
 
 if __name__ == "__main__":
     STRETCH = 0.0
+    idle.IDLE_SECONDS = 0.5
+    idle_training.PROGRAM = "tests.serve.eager_child"
     Slow(NativeTarget, float(sys.argv[1]))
     sys.exit(main(["serve", *sys.argv[2:]]))

@@ -73,6 +73,37 @@ def test_pydantic_ai(server: Running) -> None:
     assert isinstance(asyncio.run(output()), City)
 
 
+@pytest.mark.parametrize("kind", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
+def test_openai_agents(tools: Running, kind: str) -> None:
+    """An agent calls its tool, reads the result and answers, streamed or not."""
+    agents: Any = pytest.importorskip("agents")
+    cities: list[str] = []
+
+    def tool(city: Literal["Brest", "Paris"]) -> str:
+        """The weather of a town."""
+        cities.append(city)
+        return "rain"
+
+    async def outputs() -> list[object]:
+        async with openai.AsyncOpenAI(**at(tools)) as client:
+            agent = agents.Agent(
+                name="Clerk",
+                instructions="Be short.",
+                model=getattr(agents, kind)(model="m", openai_client=client),
+                model_settings=agents.ModelSettings(temperature=0, max_tokens=200),
+                tools=[agents.function_tool(tool)],
+            )
+            answer = await agents.Runner.run(agent, "What is the weather?")
+            streamed = agents.Runner.run_streamed(agent, "What is the weather?")
+            async for _ in streamed.stream_events():
+                pass
+            return [answer.final_output, streamed.final_output]
+
+    agents.set_tracing_disabled(True)
+    assert asyncio.run(outputs()) == ["ok", "ok"]
+    assert len(cities) == 2
+
+
 def test_the_evaluation_harness(server: Running, llm: LLM) -> None:
     """Its requests for the probability of a text behind another, parsed by itself."""
     models: Any = pytest.importorskip("lm_eval.models.openai_completions")

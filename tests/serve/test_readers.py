@@ -15,7 +15,7 @@ import pytest
 
 from tests.serve.conftest import Running, Slow, Start, until
 from tokenswift import LLM, InputError
-from tokenswift.serve.app import Server
+from tokenswift.serve.server import Server
 from tokenswift.serve.settings import Settings
 
 NEW = 120

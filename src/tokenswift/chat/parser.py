@@ -24,6 +24,7 @@ SPACES = f"[{SPACE}]{{0,{LONGEST}}}+"
 OPENED = SPACES + OPEN
 CLOSED = SPACES + CLOSE
 FENCE = SPACES + "```"
+CLOSING_BRACE = SPACES + r"\}"
 #: parts of a call's form: special tokens, quoted words, JSON's own letters, others
 PARTS = re.compile(rf'"[^"]*"|<[^<>{SPACE}]+>|[{{}}\[\]:,]|[^{SPACE}{{}}\[\]:,"<]+|[^{SPACE}]')
 ID_PATTERN = "[A-Za-z0-9_-]{1,64}"
@@ -68,7 +69,8 @@ class Patterns:
         bare = re.escape(PLAIN.head.replace(PLAIN.key, family.key))
         named = f"(?P<name>{self._names})"
         self.exact = f"{begins}{bare.replace(NAME, named)}(?=\\{{)"
-        self.before = rf"{SPACES}{begins}{SPACES}(?P<fence>```(json)?)?{SPACES}(?=[\[{{])"
+        opened = rf"{SPACES}{begins}{SPACES}(?P<fence>```(json)?)?{SPACES}"
+        self.before = rf"{opened}(?P<twice>\{{(?=\{{))?(?=\[|\{{[^{{])"
         self.mark = SPACES + re.escape(family.mark) if family.mark else ""
         object_follows = f"{SPACES}(?=\\{{)" if family.arguments == "json" else ""
         head = f"{self._flexible(family.head)}{object_follows}"
@@ -220,11 +222,19 @@ class Parser(ValueReader):
                 self._tell_call(call)
             fence = (match and match["fence"]) or fence
             self._held = self._held[calls[-1].end :]
+            if match and match["twice"]:
+                yield from self._closing_braces()
             if (yield from self._take(FENCE)) is not None:
                 fence = ""
             yield from self._strip(SPACE + ";,")
         if fence and self._held:  # it holds text, too
             self._held = f"{fence}\n{self._held}"
+
+    def _closing_braces(self) -> Waits[None]:
+        """What stands behind a call within double braces, as the template of Qwen2.5-Coder shows
+        calls to the model: it closes one brace, or two."""
+        for _ in range(2):
+            yield from self._take(CLOSING_BRACE)
 
     def _tell_call(self, call: WrittenCall) -> None:
         self._begin_call(call.name)

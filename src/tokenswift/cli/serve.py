@@ -10,6 +10,7 @@ from signal import SIGINT, SIGTERM
 
 from tokenswift.cli import options
 from tokenswift.cli.declare import Subparsers, add_options, command
+from tokenswift.cli.idle_training import check_training, idle_training
 from tokenswift.cli.results import check_writable
 from tokenswift.cli.signals import Interrupted
 from tokenswift.serve.settings import Settings, held, loading
@@ -42,15 +43,17 @@ def run(args: argparse.Namespace) -> int:
     if settings.run_dir is not None:
         check_writable("--run-dir", settings.run_dir, "folder")
     options.check_model_options(args)
+    check_training(args, settings)
 
     with held(settings) as address:  # one that cannot be had is refused before the model is loaded
         with loading(address, settings):
             llm = options.load_model(args)
-            from tokenswift.serve.app import Server
+            from tokenswift.serve.server import Server
 
             # compiles what the first client would wait for
             llm.generate([0, 0], 2, ignore_eos=True)
-        server = Server(llm, settings, address)
+            idle = idle_training(args, settings, llm)
+        server = Server(llm, settings, address, idle)
         server.run()
     answers = unfinished_answers(server.answers.left, settings.run_dir)
     if server.number not in (0, SIGTERM, SIGINT):

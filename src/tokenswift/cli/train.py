@@ -19,7 +19,8 @@ from tokenswift.cli.signals import saying_what_is_kept
 from tokenswift.config.fields import SHOWN, AtLeast, Option, field_types
 from tokenswift.config.loading import LoadConfig
 from tokenswift.config.sampling import NEUTRAL, SamplingParams
-from tokenswift.loader.default_model import DEFAULT, cache_dir
+from tokenswift.files import replacing
+from tokenswift.loader.default_model import DEFAULT, cache_dir, packaged_drafter
 from tokenswift.loader.find import HEADS, check_name
 from tokenswift.train.options import RECIPES, DataOptions, Job, TrainingOptions
 from tokenswift.types import InputError
@@ -106,6 +107,11 @@ def run(args: argparse.Namespace) -> int:
     """Train a drafter for a model. It learns the model's next-token distribution, as decoding
     processes it, from hidden states that the model computes once. The same command resumes an
     interrupted training."""
+    return trained(args, Stages(args.quiet))
+
+
+def trained(args: argparse.Namespace, progress: Stages) -> int:
+    """See :func:`run`; ``progress`` is told how far it is."""
     _check_request(args)
     job, dtype, device = job_of(args)
     logger.info("loading %s", args.model)
@@ -119,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
             return "nothing was kept"
         return f"what is done so far is kept in {job.work}; the same command resumes it"
 
-    with saying_what_is_kept(what_is_kept), Stages(args.quiet) as stages:
+    with saying_what_is_kept(what_is_kept), progress as stages:
         llm = LLM(args.model, dtype, device, heads=None, eagle=None, on_progress=stages)
         if args.kind == "eagle":
             notes = train_eagle(
@@ -161,6 +167,11 @@ def _check_request(args: argparse.Namespace) -> None:
     if args.out is None:
         args.out = place_for(args.model, args.kind)
         args.out.parent.mkdir(parents=True, exist_ok=True)
+        shipped = packaged_drafter(args.model)
+        if args.kind == "eagle" and shipped is not None and not args.out.exists():
+            # to go on from; and a worse one does not take its place
+            with replacing(args.out) as part:
+                shutil.copyfile(shipped, part)
     check_writable("--out", args.out, "regular file")
     if args.more is not None and args.kind != "eagle":
         raise InputError(f"more is given with kind {args.kind}; valid: kind eagle", "more")

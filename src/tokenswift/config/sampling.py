@@ -76,7 +76,7 @@ class SamplingParams:
 
     Attributes:
         temperature: logits are divided by it, from 1e-30 to 1e30; 0 is greedy decoding
-        top_k: keep the k likeliest tokens; 0 keeps all
+        top_k: keep the k likeliest tokens (0: all)
         top_p: keep the smallest set of tokens with this probability; in (0, 1], 1 keeps all
         min_p: drop tokens less likely than this share of the best; in [0, 1), 0 keeps all
         eta_cutoff: in [0, 1): epsilon of eta sampling; 0 is off

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tokenswift.loader.fetch import fetch_named
-from tokenswift.loader.named_models import SMOLLM2
+from tokenswift.loader.named_models import NAMED_MODELS, SMOLLM2
 from tokenswift.types import InputError, RunError
 
 logger = logging.getLogger("tokenswift")
@@ -72,6 +72,14 @@ def trained_files(end: str) -> list[Path]:
     """What `tokenswift train` wrote for models, the user's own before those of the package."""
     folders = cache_dir() / "drafters", DATA / "drafters"
     return [file for folder in folders for file in sorted(folder.glob(f"*{end}")) if file.is_file()]
+
+
+def packaged_drafter(model: str) -> Path | None:
+    """The trained drafter of the package for a model, by the name of the model or of its file;
+    None: there is none."""
+    named = NAMED_MODELS.get(model)
+    file = DATA / "drafters" / (Path(model).name if named is None else named.file)
+    return file if file.is_file() else None
 
 
 @contextmanager

@@ -6,9 +6,8 @@ goes on whoever reads it, and with the next server; any other ends with its clie
 happens on the event loop, but for what is said to run in a thread.
 
 A response has a folder where the server has one: ``ID/answer.json``, a `Record`, and ``ID/0``, the
-    run of its
-text, which ``tokenswift resume`` knows as well. An id that is not of the server's form is no
-answer's.
+run of its text, which ``tokenswift resume`` knows as well. An id that is not of the server's form
+is no answer's.
 """
 
 from __future__ import annotations
@@ -381,6 +380,11 @@ class Answers:
         if self.scheduler.is_closed:
             return "failed"
         return "stalled" if self.scheduler.stalled > STALLED_SECONDS else "ok"
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is written, or waits."""
+        return bool(self._tasks)
 
     @property
     def left(self) -> int:

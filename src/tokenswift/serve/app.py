@@ -1,40 +1,32 @@
-"""The routes of the server, the guard in front of them, and the server itself: it listens, waits
-for a signal and ends steps."""
+"""The routes of the server: what answers at each path."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import nullcontext
 from functools import partial
-from types import FrameType
 from typing import Annotated
 
-import uvicorn
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from tokenswift.checks import shown
 from tokenswift.config.strategies import OPTIONS
 from tokenswift.engine.failures import QueueFull
-from tokenswift.engine.llm import LLM
 from tokenswift.engine.request import SHARED_STRATEGIES
-from tokenswift.engine.scheduler import Scheduler
 from tokenswift.loader.find import short_name
 from tokenswift.serve.answer import Answer, owner_of
 from tokenswift.serve.answers import Answers
 from tokenswift.serve.base import Body
 from tokenswift.serve.bodies import read_body
-from tokenswift.serve.connections import protocol_of
-from tokenswift.serve.guard import HEALTH, Guard
+from tokenswift.serve.guard import HEALTH
+from tokenswift.serve.idle import IdleProgram
 from tokenswift.serve.llama_cpp import InfillBody, infill_json, stream_infill
 from tokenswift.serve.objects import why_unfinished
 from tokenswift.serve.openai import complete_json, stream_chunks
@@ -44,7 +36,6 @@ from tokenswift.serve.responses import response_object, stream_events
 from tokenswift.serve.schemas import Chat, Completion, Responses
 from tokenswift.serve.settings import Settings
 from tokenswift.types import InputError
-from tokenswift.version import __version__
 
 logger = logging.getLogger("tokenswift")
 INFILL = "/infill"
@@ -98,14 +89,19 @@ class Routes:
     Args:
         answers: of the server.
         settings: the limits.
+        idle: what runs while nobody waits; None: nothing.
 
     Attributes:
         model: its name for clients.
     """
 
-    def __init__(self, answers: Answers, settings: Settings) -> None:
+    def __init__(
+        self, answers: Answers, settings: Settings, idle: IdleProgram | None = None
+    ) -> None:
         self.model = settings.served_model_name or short_name(answers.llm.name)
         self._answers = answers
+        self._idle = idle
+        self._tells_all = settings.is_local
         self._page = page_for(settings)
         self._about = {
             "id": self.model,
@@ -164,6 +160,11 @@ class Routes:
         return await self._answer(Responses, request)
 
     async def _answer(self, kind: type[Body], request: Request) -> Response:
+        """Answer a request with a body, which has the machine from now on."""
+        with self._idle.held() if self._idle else nullcontext():
+            return await self._answer_body(kind, request)
+
+    async def _answer_body(self, kind: type[Body], request: Request) -> Response:
         """Answer a request with a body.
 
         Args:
@@ -271,11 +272,19 @@ class Routes:
 
     async def health(self) -> Response:
         state = self._answers.state()
-        return JSONResponse({"status": state}, 200 if state == "ok" else 503)
+        about: dict[str, object] = {"status": state}
+        if self._idle is not None and self._tells_all:  # nobody is asked for a key here
+            about["training"] = self._idle.progress
+        return JSONResponse(about, 200 if state == "ok" else 503)
 
     async def metrics(self) -> Response:
         figures = vars(self._answers.scheduler.figures())
-        lines = (f"tokenswift_{name} {value}\n" for name, value in figures.items())
+        lines = [f"tokenswift_{name} {value}\n" for name, value in figures.items()]
+        if self._idle is not None:
+            progress = self._idle.progress
+            stage = f'{{stage="{progress["stage"]}"}}'
+            lines.append(f"tokenswift_training_share{stage} {progress['share']}\n")
+            lines.append(f"tokenswift_training_paused {int(progress['paused'])}\n")
         return Response("".join(lines), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def start(self) -> Response:
@@ -312,89 +321,3 @@ def log_ignored(body: Body, request: Request) -> None:
         named = ", ".join(log_text(name, 80) for name in ignored[:20])
         path = log_text(request.scope["path"])
         logger.info("left out of a request to %s: %s", path, named)
-
-
-def make_app(answers: Answers, settings: Settings) -> FastAPI:
-    """The application; it begins by going on with what is open.
-
-    Args:
-        answers: of the server.
-        settings: the limits.
-    """
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await answers.open()
-        yield
-
-    app = FastAPI(
-        title="tokenswift", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
-    )
-    for kind in (InputError, RequestValidationError, RecursionError, HTTPException, Exception):
-        app.add_exception_handler(kind, refusal)
-    Routes(answers, settings).add_to(app)
-    app.add_middleware(Guard, settings=settings)  # type: ignore[arg-type]
-    if settings.cors:
-        # in front of the guard: browsers ask first, without a key, and want to read refusals
-        app.add_middleware(
-            CORSMiddleware,  # type: ignore[arg-type]
-            allow_origins=list(settings.cors),
-            allow_methods=("GET", "POST", "DELETE"),
-            allow_headers=("*",),
-            expose_headers=("x-answer-id", "retry-after"),
-        )
-    return app
-
-
-# ---- where it runs -------------------------------------------------------------------------------
-
-
-class Server(uvicorn.Server):
-    """uvicorn's, which ends answers before it waits for their connections.
-
-    Args:
-        llm: the model that is served.
-        settings: the limits.
-        listener: of `settings.held`, which is left after the server has ended.
-
-    Attributes:
-        address: of the server.
-        number: the signal's that ended it, 0 where none did.
-    """
-
-    def __init__(self, llm: LLM, settings: Settings, listener: socket.socket) -> None:
-        scheduler = Scheduler(llm, settings.max_concurrent or "auto", settings.queue)
-        self.answers = Answers(llm, scheduler, settings)
-        self.number = 0
-        self._listener = listener
-        config = uvicorn.Config(
-            make_app(self.answers, settings),
-            http=protocol_of(settings),
-            ws="none",
-            loop="asyncio",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=3,  # seconds for connections to take what is left
-        )
-        super().__init__(config)
-        host, port = listener.getsockname()[:2]
-        self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin, and say so."""
-        await super().startup([self._listener])
-        if self.started:
-            logger.info("listening on %s", self.address)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal ends the server between two steps, a second one at once."""
-        if self.number:
-            os._exit(128 + sig)
-        self.number = sig
-        self.should_exit = True
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the steps, then the connections."""
-        await self.answers.close()
-        await super().shutdown(sockets)

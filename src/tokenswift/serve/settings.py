@@ -79,6 +79,12 @@ class Settings:
             connections may wait until they have sent one
         max_connections_per_address: connections at once from one address; default: half of
             max_connections
+        train_when_idle: train a drafter for the model while nobody waits for an answer, see
+            tokenswift train; it is kept across restarts, and drafts once it is done
+        train_tokens: tokens that it learns from; default: as tokenswift train has it
+        train_more: go on from the drafter that is there already, with so many tokens of new texts
+        train_from_runs: folder of runs, such as run_dir, of whose texts the model also continues
+            passages; they are copied when the training begins
     """
 
     host: Annotated[str, SHOWN] = "127.0.0.1"
@@ -100,6 +106,10 @@ class Settings:
     max_body: Annotated[int, AtLeast(1)] = 2 << 20
     max_connections: Annotated[int, AtLeast(1)] = 256
     max_connections_per_address: Annotated[int | None, AtLeast(1)] = None
+    train_when_idle: Annotated[bool, SHOWN] = False
+    train_tokens: Annotated[int | None, AtLeast(256)] = None
+    train_more: Annotated[int | None, AtLeast(256), Option("N")] = None
+    train_from_runs: Annotated[str | None, Option("DIR")] = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -113,6 +123,10 @@ class Settings:
             if not is_host(name):
                 valid = "a name or address without a port, such as host.docker.internal"
                 raise InputError(f"allowed_host is {shown(name)}; valid: {valid}", "allowed_host")
+        for name in ("train_tokens", "train_more", "train_from_runs"):
+            if getattr(self, name) is not None and not self.train_when_idle:
+                text = f"{name} is given without train_when_idle"
+                raise InputError(f"{text}; valid: both, or neither", name)
         if not self.is_local and not (self.api_key_file or self.api_key or environment_key()):
             valid = f"with a key (--api-key-file or {API_KEY}), or 127.0.0.1"
             line = f"host is {self.host!r}, which other machines reach"

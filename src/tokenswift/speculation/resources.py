@@ -75,15 +75,23 @@ class Resources:
         self.target.compute_as(how, name)
         if rows := unnamed.result():
             self.target.padding = torch.tensor(rows, device=self.target.device)
+        self.eagle: FeatureModel | None = None
         if isinstance(eagle, str) and eagle == "auto":
-            self.eagle: FeatureModel | None = eagle_trained(source.host.base, self.target)
-            if self.eagle is None:
+            if not self.take_trained():
                 self.eagle = own_drafter(source.drafting, self.target)
-        else:
-            self.eagle = None if eagle is None or eagle == "none" else eagle_of(eagle, self.target)
+        elif eagle is not None and eagle != "none":
+            self.eagle = eagle_of(eagle, self.target)
         default = is_default(source.host)
         self.draft_models = DraftModels(self.target, source.tokenizer, is_default=default)
         self.grammars = Grammars(source.tokenizer, self.target.vocab_size, source.end_tokens)
+
+    def take_trained(self) -> bool:
+        """Have the newest drafter that was trained for the target, where there is one; whether
+        there is. No sequence of the model may be under way."""
+        trained = eagle_trained(self.source.host.base, self.target)
+        if trained is not None:
+            self.eagle = trained
+        return trained is not None
 
     def check_open(self) -> None:
         """Refuse to begin anything after the ``LLM`` was closed.

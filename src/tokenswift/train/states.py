@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tokenswift.config.sampling import CONTINUED, NEUTRAL, SamplingParams
 from tokenswift.engine.llm import LLM
+from tokenswift.engine.prefix_cache import PrefixCache
 from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.ticket import Ticket
@@ -81,11 +82,12 @@ def collect(
     missing = ((number, request) for number, request in requests if number not in stored)
     running: list[RunningText] = []
     finished_tokens = 0  # of the texts before the first one that is being written
+    prefixes = PrefixCache(0)  # texts that have ended share nothing that is worth their memory
     with Scheduler(llm, data.write_batch) as scheduler:
         while finished_tokens < data.tokens:
             for number, request in islice(missing, data.write_batch - len(running)):
                 recorder = Recorder()
-                ticket = scheduler.submit(request, features=recorder)
+                ticket = scheduler.submit(request, features=recorder, prefixes=prefixes)
                 running.append(RunningText(number, request, ticket, recorder))
             if not running:
                 break
