@@ -19,6 +19,7 @@ from tests.serve.eager_child import NICE
 from tests.tiny import byte_model
 from tokenswift import LLM
 from tokenswift.cli import idle_training
+from tokenswift.loader.default_model import cache_dir
 from tokenswift.memory import Memory
 from tokenswift.serve import idle
 from tokenswift.serve.idle import IdleProgram
@@ -119,7 +120,10 @@ def test_the_end_of_a_program(caplog: pytest.LogCaptureFixture, end: str, stage:
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a tiny Llama with layers enough for a drafter, and a cache folder of the
     test's own."""
-    monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path / "cache"))
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "kernels").symlink_to(cache_dir() / "kernels")  # which are not compiled once more
+    monkeypatch.setenv("TOKENSWIFT_CACHE", str(cache))
     folder = tmp_path / "deep"
     byte_model(
         num_hidden_layers=7, tie_word_embeddings=False, max_position_embeddings=1024
