@@ -122,7 +122,9 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     test's own."""
     cache = tmp_path / "cache"
     cache.mkdir()
-    (cache / "kernels").symlink_to(cache_dir() / "kernels")  # which are not compiled once more
+    kernels = cache_dir() / "kernels"  # which are not compiled once more
+    kernels.mkdir(parents=True, exist_ok=True)
+    (cache / "kernels").symlink_to(kernels)
     monkeypatch.setenv("TOKENSWIFT_CACHE", str(cache))
     folder = tmp_path / "deep"
     byte_model(
