@@ -180,7 +180,7 @@ def test_a_training_makes_way_and_ends_with_its_server(train: Train, model: Path
     server = train("--train-tokens", "400000")
     assert until(lambda: has_written(server, 0.005), 60)
     child = trainer_of(server)
-    assert child.nice() == NICE
+    assert child.nice() == psutil.Process(server.pid).nice() + NICE
     wanted = LLM(model).generate("hello", 24, "autoregressive", seed=5, ignore_eos=True)
     assert text_from(server) == wanted.text
     assert child.status() == psutil.STATUS_STOPPED
