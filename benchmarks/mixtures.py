@@ -13,10 +13,12 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from functools import partial
 from pathlib import Path
 
 from benchmarks.json_lines import publish
 from benchmarks.lengths import Program, Trial, figures
+from benchmarks.random_gguf import file_of
 from benchmarks.random_mixture import SHAPES, write_random
 from benchmarks.row import commit, machine
 from tokenswift.turns import take_turns
@@ -38,15 +40,6 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def file_of(folder: Path, shape: str) -> Path:
-    """The file of a shape, written if it is not there."""
-    path = folder / f"{shape}-q4_k.gguf"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_random(path, SHAPES[shape])
-    return path
-
-
 def main() -> int:
     """Print a line of JSON for each shape and program."""
     options = parse_options()
@@ -63,7 +56,8 @@ def main() -> int:
             "new_tokens": options.new,
         }
         trials: dict[str, list[Trial]] = {}
-        file = file_of(options.folder, shape)
+        write = partial(write_random, sizes=SHAPES[shape])
+        file = file_of(options.folder, shape, write)
         for _, program in take_turns(programs, range(options.rounds)):
             trials.setdefault(program.name, []).append(program.run(file, question))
         for name, of_program in trials.items():

@@ -25,6 +25,15 @@ class RandomTensor(NamedTuple):
     kind: gguf.GGMLQuantizationType = Q4_K
 
 
+def file_of(folder: Path, shape: str, write: Callable[[Path], None]) -> Path:
+    """The file of a shape, written if it is not there."""
+    path = folder / f"{shape}-q4_k.gguf"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write(path)
+    return path
+
+
 def write_random_file(
     path: Path,
     architecture: str,

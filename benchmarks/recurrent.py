@@ -16,11 +16,13 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from benchmarks.json_lines import publish
 from benchmarks.lengths import Program, Trial, figures
+from benchmarks.random_gguf import file_of
 from benchmarks.random_recurrent import SHAPES, write_random
 from benchmarks.row import commit, machine
 from benchmarks.words import Measured
@@ -49,15 +51,6 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def file_of(folder: Path, shape: str) -> Path:
-    """The file of a shape, written if it is not there."""
-    path = folder / f"{shape}-q4_k.gguf"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_random(path, SHAPES[shape])
-    return path
-
-
 def random_tokens(shape: str, count: int) -> list[int]:
     """The same for every program."""
     chance = random.Random(1)
@@ -84,7 +77,8 @@ def prices(trials: list[Trial]) -> Measured:
 
 def measure(options: argparse.Namespace, shape: str, context: int) -> None:
     """Print the lines of a shape and context."""
-    file = file_of(options.folder, shape)
+    write = partial(write_random, sizes=SHAPES[shape])
+    file = file_of(options.folder, shape, write)
     tokens = random_tokens(shape, context + options.new)
     question: dict[str, object] = {
         "prompt": tokens[:context],

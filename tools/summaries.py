@@ -100,14 +100,17 @@ def _drafters(sources: dict[str, int]) -> str:
     )
 
 
+def values_of(rows: Sequence[Row], key: str) -> str:
+    """What rows have of a key, each value once."""
+    return " and ".join(dict.fromkeys(str(row[key]) for row in rows))
+
+
 def _from(lines: list[Row]) -> str:
     """Model, machine, peer and commits."""
     if not lines:
         return f"Not measured yet: `{COMMAND}`."
 
-    def several(key: str) -> str:
-        return " and ".join(dict.fromkeys(str(line[key]) for line in lines))
-
+    several = partial(values_of, lines)
     return (
         f"{several('model')} ({several('dtype')}) on {several('machine')}. Each figure is the "
         "median of several rounds in which the programs took turns; brackets hold the lowest and "
@@ -256,9 +259,7 @@ def lengths() -> Table:
     ]
     head = ["context", "program", "prompt, tokens/s", "plain, tokens/s", "with drafts, tokens/s"]
 
-    def several(key: str) -> str:
-        return " and ".join(dict.fromkeys(str(row[key]) for row in newest.values()))
-
+    several = partial(values_of, list(newest.values()))
     below = (
         f"{several('model')} on {several('machine')}; rounds: {several('rounds')}; "
         f"commit {several('commit')}."
@@ -338,9 +339,7 @@ def mixtures() -> Table:
         body.append([model, program, *speeds, drafting, loading, peak])
     head = ["file", "program", "prompt, tokens/s", "plain, tokens/s", "with drafts, tokens/s"]
 
-    def several(key: str) -> str:
-        return " and ".join(dict.fromkeys(str(row[key]) for row in newest.values()))
-
+    several = partial(values_of, list(newest.values()))
     below = (
         f"Behind {several('context')} tokens, on {several('machine')}; rounds: "
         f"{several('rounds')}; versions: {several('version')}; commit {several('commit')}."

@@ -114,8 +114,8 @@ def check_memory(llm: LLM) -> None:
     if memory is None:
         return
     data = DataOptions("self")
-    cache = llm.target.cache_bytes(data.sequence_length)
-    states = data.sequence_length * FEATURES * llm.target.hidden_size * STATES_BYTES
+    cache = llm.target.cache_bytes(data.longest)
+    states = data.longest * FEATURES * llm.target.hidden_size * STATES_BYTES
     needed = resident() + data.write_batch * (cache + states) + TRAINING_BYTES + SPARE
     if needed > memory.free:
         text = f"train_when_idle needs {needed:,} bytes of memory beside the model that is served"
