@@ -19,6 +19,7 @@ QUALITY = Path(__file__).parents[1] / "benchmarks" / "results" / "quality.jsonl"
 PEER_KIND = "llama.cpp, f16 keys"
 REAL = Path(__file__).parents[1] / "benchmarks" / "results" / "real.jsonl"
 LONG_TEXT = Path(__file__).parents[1] / "benchmarks" / "results" / "long-text.jsonl"
+LONG_RUN = Path(__file__).parents[1] / "benchmarks" / "results" / "long-run.jsonl"
 RECURRENT = Path(__file__).parents[1] / "benchmarks" / "results" / "recurrent.jsonl"
 LENGTHS = Path(__file__).parents[1] / "benchmarks" / "results" / "lengths.jsonl"
 AGREEMENT = Path(__file__).parents[1] / "benchmarks" / "results" / "agreement.jsonl"
@@ -197,15 +198,20 @@ def quality() -> Table:
     return Table([*head, *more], body, note if body else "")
 
 
-def long_text_rows(model: str) -> list[Row]:
-    """The rows of the newest long text of a model: its parts, then the whole; [] without any."""
-    text = LONG_TEXT.read_text(encoding="utf-8") if LONG_TEXT.is_file() else ""
-    rows = [row for row in map(json.loads, text.splitlines()) if row["model"] == model]
+def newest_text(rows: Sequence[Row]) -> list[Row]:
+    """The newest of several texts, each of which has a row for each part, then one for the whole;
+    [] without any."""
     ends = [number for number, row in enumerate(rows) if "part" not in row]
     if not ends:
         return []
     start = ends[-2] + 1 if len(ends) > 1 else 0
-    return rows[start : ends[-1] + 1]
+    return list(rows[start : ends[-1] + 1])
+
+
+def long_text_rows(model: str) -> list[Row]:
+    """The rows of the newest long text of a model: its parts, then the whole; [] without any."""
+    text = LONG_TEXT.read_text(encoding="utf-8") if LONG_TEXT.is_file() else ""
+    return newest_text([row for row in map(json.loads, text.splitlines()) if row["model"] == model])
 
 
 def long_text(model: str) -> Table:
@@ -238,15 +244,57 @@ def long_text(model: str) -> Table:
     return Table([*head, "different runs of four tokens"], body, below)
 
 
+def processor(row: Row) -> str:
+    """The kind of processor of a row, in a word."""
+    machine: str = row["machine"]
+    return next((kind for kind in ("EPYC", "Xeon") if kind in machine), machine)
+
+
+def long_run() -> Table:
+    """The newest run that was killed on its way, by its parts."""
+    text = LONG_RUN.read_text(encoding="utf-8") if LONG_RUN.is_file() else ""
+    rows = newest_text([json.loads(line) for line in text.splitlines()])
+    if not rows:
+        command = "python -m benchmarks.long_run MODEL BOOK FOLDER"
+        return Table([], [], f"Not measured yet: `{command}`.")
+    *parts, total = rows
+    labels = [f"to {row['part']:,}" for row in parts] + [f"**all {total['tokens']:,}**"]
+    body = [
+        [
+            label,
+            f"**{row['auto']:.1f}**",
+            f"{row['tokens_a_step']:.2f}",
+            f"{row['distinct_4']:.0%}",
+        ]
+        for label, row in zip(labels, [*parts, total], strict=True)
+    ]
+    head = ["new tokens", "tokens/s", "tokens a step", "different runs of four tokens"]
+    *first_kills, last_kill = (f"{place:,}" for place in total["kills"])
+    kills = " and ".join([", ".join(first_kills), last_kill]) if first_kills else last_kill
+    litany = total["litany"]
+    form = "no litany" if litany is None else f"the first litany begins at token {litany:,}"
+    below = (
+        f"{total['model']}, int8, {total['rope_scaling']}, on {total['machine']}: "
+        f"{total['prompt']:,} tokens of {total['book']}, continued by {total['tokens']:,} in "
+        f"{total['auto_seconds'] / 60:.0f} minutes. The process was killed at {kills} tokens, and "
+        f"the resumed ones wrote on within {max(total['silent_seconds']):.0f} s. Memory: "
+        f"{total['peak'] / 1e9:.1f} GB at most; journal: {total['journal_bytes'] / 1e6:.1f} MB. "
+        f"The last {total['checked']:,} tokens are those of plain decoding: "
+        f"{'yes' if total['identical'] else '**no**'}; {form}; commit {total['commit']}."
+    )
+    return Table(head, body, below)
+
+
 def lengths() -> Table:
     """Programs on one file beside one another, by length of the context."""
     text = LENGTHS.read_text(encoding="utf-8") if LENGTHS.is_file() else ""
     rows = [json.loads(line) for line in text.splitlines()]
-    newest = {(row["context"], row["program"]): row for row in rows}
+    newest = {(processor(row), row["context"], row["program"]): row for row in rows}
     if not newest:
         return Table([], [], "Not measured yet: `python -m benchmarks.lengths MODEL BOOK`.")
     body = [
         [
+            machine,
             f"{context:,}",
             f"{program} {row['version'].split(' ')[0]}",
             f"{row['reading']:.0f}",
@@ -255,9 +303,10 @@ def lengths() -> Table:
             f"{row['loading']:.1f}",
             f"{row['peak'] / 1e9:.1f}",
         ]
-        for (context, program), row in newest.items()
+        for (machine, context, program), row in newest.items()
     ]
-    head = ["context", "program", "prompt, tokens/s", "plain, tokens/s", "with drafts, tokens/s"]
+    head = ["processor", "context", "program", "prompt, tokens/s", "plain, tokens/s"]
+    head.append("with drafts, tokens/s")
 
     several = partial(values_of, list(newest.values()))
     below = (
@@ -271,7 +320,7 @@ def recurrent() -> Table:
     """Models with recurrent layers, of random weights, by shape and length of the context."""
     text = RECURRENT.read_text(encoding="utf-8") if RECURRENT.is_file() else ""
     rows = [json.loads(line) for line in text.splitlines()]
-    newest = {(row["model"], row["context"], row["program"]): row for row in rows}
+    newest = {(row["model"], row["context"], processor(row), row["program"]): row for row in rows}
     if not newest:
         return Table([], [], "Not measured yet: `python -m benchmarks.recurrent FOLDER`.")
 
@@ -282,15 +331,16 @@ def recurrent() -> Table:
         [
             f"{model.removesuffix('-q4_k')}",
             f"{context:,}",
+            machine,
             f"{program} {row['version'].split(' ')[0]}",
             f"{row['reading']:.0f}",
             f"{row['writing']:.1f}",
             *(price(row, draft) for draft in ("chain_4", "chain_8", "tree_8")),
             f"{row['peak'] / 1e9:.1f}",
         ]
-        for (model, context, program), row in sorted(newest.items())
+        for (model, context, machine, program), row in sorted(newest.items())
     ]
-    head = ["shape", "context", "program", "prompt, tokens/s", "plain, tokens/s"]
+    head = ["shape", "context", "processor", "program", "prompt, tokens/s", "plain, tokens/s"]
     machines = dict.fromkeys(row["machine"] for row in newest.values())
     commits = dict.fromkeys(row["commit"] for row in newest.values())
     rounds = dict.fromkeys(str(row["rounds"]) for row in newest.values())
@@ -356,5 +406,6 @@ SUMMARIES["quality"] = quality
 SUMMARIES["lengths"] = lengths
 SUMMARIES["recurrent"] = recurrent
 SUMMARIES["agreement"] = agreement
+SUMMARIES["long-run"] = long_run
 SUMMARIES["mixtures"] = mixtures
 SUMMARIES["long-text"] = partial(long_text, "qwen2.5-coder-1.5b-q4_k_m")

@@ -96,6 +96,6 @@ def test_the_docs_show_the_newest_row_of_a_program(
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(summaries, "LENGTHS", file)
     table = summaries.lengths()
-    assert table.body == [["64", "p 1.2", "7", "7.0", "", "1.0", "1.0"]]
+    assert table.body == [["cpu", "64", "p 1.2", "7", "7.0", "", "1.0", "1.0"]]
     monkeypatch.setattr(summaries, "LENGTHS", tmp_path / "none.jsonl")
     assert "Not measured yet" in summaries.lengths().below

@@ -74,8 +74,8 @@ def test_the_docs_show_the_newest_row_of_a_shape(
     file.write_text("".join(json.dumps(row) + "\n" for row in lines))
     monkeypatch.setattr(summaries, "RECURRENT", file)
     assert summaries.recurrent().body == [
-        ["m", "64", "llama.cpp 1.2", "5", "5.0", "", "", "", "1.0"],
-        ["m", "64", "tokenswift 1.2", "7", "7.0", "1.10", "1.40", "1.50", "1.0"],
+        ["m", "64", "cpu", "llama.cpp 1.2", "5", "5.0", "", "", "", "1.0"],
+        ["m", "64", "cpu", "tokenswift 1.2", "7", "7.0", "1.10", "1.40", "1.50", "1.0"],
     ]
     monkeypatch.setattr(summaries, "RECURRENT", tmp_path / "none.jsonl")
     assert "Not measured yet" in summaries.recurrent().below
