@@ -62,7 +62,7 @@ def notes(folder: Path) -> dict[str, str]:
         texts = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{file} is not TOML ({error})") from error
-    return {name: " ".join(str(text).split()) for name, text in texts.items()}
+    return {name: str(text).strip() for name, text in texts.items()}
 
 
 def no_picture(spec: Spec, group: Group) -> bytes:

@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks import plots, report, specs, tables
 from benchmarks.runner import read_rows
 from benchmarks.words import Row, model_words
+from tokenswift.cli.results import enumeration
 from tools.summaries import NO_CLAIM, SUMMARIES, long_text, long_text_rows, paper, tasks
 
 ROOT = Path(__file__).parents[1]
@@ -145,14 +146,14 @@ def conditions(group: tables.Group) -> str:
 
     books = joined_words(row["prompt"]["name"] for row in group.rows)
     return (
-        f"{model_words(group.rows)} ({several('dtype')}) behind {several('prefill')} tokens of "
+        f"{model_words(group.rows)} ({several('dtype')}) after {several('prefill')} tokens of "
         f"{books}, on {several('machine')}; commit {several('commit')}."
     )
 
 
 def joined_words(values: Iterable[object]) -> str:
     """Different values, in words."""
-    return " and ".join(dict.fromkeys(map(str, values)))
+    return enumeration(list(dict.fromkeys(map(str, values))))
 
 
 def undrawn(spec: specs.Spec, group: tables.Group) -> bytes:

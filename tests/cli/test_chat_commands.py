@@ -326,7 +326,21 @@ def test_help_lists_every_command(talk: Talk) -> None:
     done = talk("/help")
     for name in ("clear", "exit", "help", "load", "retry", "save", "set", "system", "undo"):
         assert f"\n/{name} " in done.err
-    assert all(len(line) <= 80 for line in done.err.splitlines() if line.startswith("/"))
+    assert "\n/load FILE " in done.err
+    shown = done.err[done.err.index("command ") :]
+    assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+def test_an_answer_that_is_cut_says_what_the_chat_can_do(talk: Talk) -> None:
+    done = talk("Hello", "/set max-new-tokens default")
+    assert "maximum length; /set max-new-tokens sets another" in done.err
+    assert done.err.count("max_new_tokens is 6") == 1
+
+
+def test_no_limit_of_an_answer_is_said_in_words() -> None:
+    settings = Settings(ANSWERS, None)
+    settings.change("max-new-tokens 20")
+    assert settings.change("max-new-tokens default") == "max_new_tokens has no limit"
 
 
 def test_the_help_of_the_command_shows_resume(cli: Call) -> None:

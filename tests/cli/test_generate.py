@@ -291,3 +291,12 @@ def test_default_model(cli: Call, tmp_path: Path, embedded: str) -> None:
     record = json.loads((tmp_path / "cwd" / "a").read_text())
     assert record["model"] == "smollm2-135m"
     assert done.out.rstrip("\n") == record["text"].rstrip("\n")
+
+
+def test_a_text_that_is_cut_before_its_schema_ends_it_says_so(cli: Call, tiny: Path) -> None:
+    argv = ("generate", "hi", "--model", tiny, "--continue")
+    schema = ("--json-schema", '{"enum": ["a long word"]}')
+    line = "the text may be incomplete: its schema or grammar had not ended it"
+    assert line in cli(*argv, *schema, "-n", 1).err
+    assert line not in cli(*argv, *schema, "-n", 200).err
+    assert line not in cli(*argv, "-n", 1).err

@@ -39,6 +39,17 @@ def test_records_say_what_a_model_takes(cli: Call) -> None:
     assert record["licence"] == "Apache-2.0"
 
 
+def test_the_docs_say_what_a_model_takes_as_the_command_does(cli: Call) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    said = {row[0].strip("`"): row[2:4] for row in rows}
+    for line in cli("models").out.splitlines():
+        name, *_ = line.split(" ")
+        if name in NAMED_MODELS:
+            assert f"   {said[name][0]}   " in line
+            assert ("   yes   " in line) == (said[name][1] == "yes")
+
+
 def test_a_model_is_in_the_cache_when_all_of_its_file_is(cli: Call, own_cache: Path) -> None:
     assert listed(cli)[QWEN_SMALL.name]["path"] is None
     path = QWEN_SMALL.path(own_cache)

@@ -68,6 +68,7 @@ def test_names_are_enumerated(names: list[str], text: str) -> None:
     [
         ("tree auto", "drafts of a step"),
         ("recycle auto", "table of earlier choices"),
+        ("max_new_tokens 2000", "keys and values of 2,000 new tokens"),
         ("prompt 3 tokens", "keys and values of the prompt, 3 tokens"),
         ("eagle /a b/c.gguf", "trained drafter"),
         ("weights", "weights"),

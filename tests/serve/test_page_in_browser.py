@@ -322,7 +322,7 @@ def test_the_note_says_why_an_answer_ended(
 ) -> None:
     page.run(f"document.querySelector('#max_output_tokens').value = {json.dumps(most)}")
     answered(page, server, "Rye.", ended_by=ended_by)
-    assert page.text(".note").startswith(note or "1 token, ")
+    assert page.text(".note").startswith(note or "1 token; 0.5 tokens a step; seed ")
 
 
 def test_a_reload_brings_everything_back(page: Browser, server: ScriptedServer) -> None:

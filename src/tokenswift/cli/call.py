@@ -144,7 +144,8 @@ def grammar_from(args: argparse.Namespace) -> Grammar | None:
     try:
         return GRAMMARS[name](content)
     except InputError as error:
-        raise InputError(f"{option} {text[:SHOWN_CHARACTERS]}: {error}") from error
+        place = f"{option} {text[:SHOWN_CHARACTERS]}" if is_file else option
+        raise InputError(f"{place}: {error}") from error
 
 
 def request_for_model(

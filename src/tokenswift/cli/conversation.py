@@ -30,10 +30,10 @@ from tokenswift.types import Generation, InputError
 if TYPE_CHECKING:
     from tokenswift.engine.llm import LLM
 
-KEYS = (
-    "Enter sends; Ctrl-J (or Alt-Enter) begins a new line; Ctrl-C stops an answer and keeps "
-    "what has been written."
-)
+KEYS = """
+Enter sends; Ctrl-J (or Alt-Enter) begins a new line; Ctrl-C stops an answer and
+keeps what has been written."""
+LENGTH_COMMAND = "/set max-new-tokens"
 MOST_SHOWN = 60  # characters of a question in a line
 logger = logging.getLogger("tokenswift")
 
@@ -67,7 +67,8 @@ class ChannelSink(TextSink):
 
 
 class Chat:
-    """A conversation. ``/NAME`` calls the method ``do_NAME``, whose docstring /help shows.
+    """A conversation. ``/NAME`` calls the method ``do_NAME``, whose docstring /help shows: what
+    follows the name, if anything does, and what the command does.
 
     Args:
         llm: a model with a chat template.
@@ -185,7 +186,7 @@ class Chat:
         answer = ""
         try:
             result = stream(self._llm, request, sink, self._args.quiet, prefixes=self.prefixes)
-            note = summary(result, self._args.verbose)
+            note = summary(result, self._args.verbose, LENGTH_COMMAND)
             answer = self._without_loop(result)
             if len(answer) < len(result.text):
                 note += "; the conversation keeps one copy"
@@ -249,10 +250,11 @@ class Chat:
 
     def do_help(self, _: str) -> None:
         """show this list"""
-        logger.info(f"{table(('command', 'what it does'), self.commands().items())}\n{KEYS}")
+        rows = [usage(name, does) for name, does in self.commands().items()]
+        logger.info(f"{table(('command', 'what it does'), rows)}\n{KEYS}")
 
     def do_load(self, name: str) -> None:
-        """/load FILE: continue the conversation in a file"""
+        """FILE: continue the conversation in a file"""
         path = Path(name).expanduser()
         self.resume(read_messages(path, f"/load {name}"), path, f"/load {name}")
 
@@ -268,7 +270,7 @@ class Chat:
         self.answer(self.messages[: question + 1])
 
     def do_save(self, name: str) -> None:
-        """/save FILE: write the conversation to a new file; alone: to the same"""
+        """FILE: write the conversation to a new file; alone, to the same"""
         path = Path(name).expanduser() if name else self.file
         if path is None:
             raise InputError("/save cannot be written (no file is named yet); valid: a new file")
@@ -277,14 +279,14 @@ class Chat:
         logger.info("%s written to %s", counted(len(self.messages), "message"), path)
 
     def do_set(self, text: str) -> None:
-        """/set temperature .3: change a setting; alone: list them"""
+        """temperature .3: change a setting; alone, list all"""
         if text:
             logger.info("%s", self.settings.change(text))
         else:
             logger.info(table(("setting", "value"), self.settings.rows()))
 
     def do_system(self, text: str) -> None:
-        """/system TEXT: set the system prompt, or none; alone: show it"""
+        """TEXT: set the system prompt, or none; alone, show it"""
         if text:
             self._set_system(None if text == "none" else text)
         logger.info("system prompt: %s", "the model's own" if self.system is None else self.system)
@@ -295,6 +297,12 @@ class Chat:
         text = str(self.messages[question]["content"])
         self.messages = self.messages[:question]
         logger.info("taken back: %s", text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…")
+
+
+def usage(name: str, does: str) -> tuple[str, str]:
+    """A command with what follows its name, and what it does."""
+    argument, _, words = does.rpartition(": ")
+    return f"{name} {argument}".rstrip(), words
 
 
 def system_turns(system: str | None) -> Turns:

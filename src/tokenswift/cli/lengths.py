@@ -40,6 +40,14 @@ def default_min_tokens(
     return 0 if any(settings.get(name) for name in ends_otherwise) else length
 
 
+def advice_on_cut_form(result: Generation, request: Request) -> str:
+    """A line about a text that reached its maximum length before its grammar ended it; "" where it
+    did not."""
+    if result.finish_reason != "length" or request.sampling.grammar is None:
+        return ""
+    return "the text may be incomplete: its schema or grammar had not ended it"
+
+
 def advice_on_early_end(result: Generation, request: Request, length: int | None) -> str:
     """A line about a text that the model ended far before the length that was asked for, and what
     to do; "" where it did not, or for an answer of a usual length.

@@ -24,7 +24,7 @@ GIGA = 1e9
 #: names of memory (`memory.Need`) → what the table calls it, with its value
 PARTS_IN_WORDS = {
     "prompt": "keys and values of the prompt, {}",
-    "max_new_tokens": "keys and values of new tokens, {}",
+    "max_new_tokens": "keys and values of {} new tokens",
     "tree": "drafts of a step",
     "recycle": "table of earlier choices",
     "eagle": "trained drafter",
@@ -154,7 +154,10 @@ def part_in_words(name: str) -> str:
     """A part of a forecast's memory (`memory.Need`) as its table calls it."""
     kind, _, value = name.partition(" ")
     words = PARTS_IN_WORDS.get(kind)
-    return name if words is None else words.format(value)
+    if words is None:
+        return name
+    numbers = (f"{int(part):,}" if part.isdecimal() else part for part in value.split(" "))
+    return words.format(" ".join(numbers))
 
 
 def room_in(forecast: Forecast) -> str:

@@ -18,11 +18,12 @@ from tokenswift.types import Generation, InputError, Metrics, RunError
 STDOUT = Path("-")
 #: finish reason → in words
 ENDINGS = {
-    "length": "stopped at its maximum length; --max-new-tokens sets another",
+    "length": "stopped at its maximum length; {length_setting} sets another",
     "eos": "the model ended the text",
     "stop": "ended at a stop text",
     "loop": "stopped, because it repeats itself",
 }
+LENGTH_OPTION = "--max-new-tokens"
 #: source of tokens (`types.SOURCES`) → what drafted them, in words
 DRAFTED_BY = {
     "head": "draft heads",
@@ -201,6 +202,15 @@ def enumeration(names: Sequence[str]) -> str:
     return " and ".join([*filter(None, [", ".join(names[:-1])]), names[-1]])
 
 
+def ending(reason: str, length_setting: str = LENGTH_OPTION) -> str:
+    """Why a text ended, in words.
+
+    Args:
+        length_setting: what sets another maximum length.
+    """
+    return ENDINGS[reason].format(length_setting=length_setting)
+
+
 def place_of_loop(metrics: Metrics) -> str:
     """Where a text repeats itself, and how much of it; "" where it does not."""
     if metrics.loop is None:
@@ -209,12 +219,13 @@ def place_of_loop(metrics: Metrics) -> str:
     return f" from token {metrics.loop.start} on ({pattern})"
 
 
-def summary(result: Generation, verbose: bool = False) -> str:
+def summary(result: Generation, verbose: bool = False, length_setting: str = LENGTH_OPTION) -> str:
     """One line about a finished run: tokens, seconds, why it ended; says so when it was not
     lossless.
 
     Args:
         verbose: prefill, passes, acceptance and why it was drafted so, too.
+        length_setting: as of :func:`ending`.
     """
     metrics = result.metrics
     text = counted(len(result.token_ids), "token")
@@ -223,7 +234,9 @@ def summary(result: Generation, verbose: bool = False) -> str:
         prompt = counted(result.prompt_tokens, "token")
         text += f", after {metrics.prefill_seconds:.1f} s for a prompt of {prompt}"
     stopped_by_loop = result.finish_reason == "loop" and metrics.loop is not None
-    text += f"; {ENDINGS[result.finish_reason]}{place_of_loop(metrics) if stopped_by_loop else ''}"
+    text += f"; {ending(result.finish_reason, length_setting)}"
+    if stopped_by_loop:
+        text += place_of_loop(metrics)
     text += drafting_summary(result)
     if verbose:
         text += f"; {counted(metrics.steps, 'pass', 'passes')}"

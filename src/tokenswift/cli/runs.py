@@ -13,7 +13,7 @@ from tokenswift.checks import counted
 from tokenswift.cli import options
 from tokenswift.cli.places import Input, check_written_apart
 from tokenswift.cli.progress import Stages
-from tokenswift.cli.results import ENDINGS, STDOUT, check_record, write_json, write_text
+from tokenswift.cli.results import STDOUT, check_record, ending, write_json, write_text
 from tokenswift.cli.terminal import on_one_line, say, table
 from tokenswift.cli.write import write
 from tokenswift.config.fields import SHOWN, AtLeast, Option
@@ -112,7 +112,7 @@ def is_finished(
 
 def finished_line(folder: Path, state: RunState) -> str:
     """A line about a finished run: its tokens, why it ended, and how to see its text."""
-    reason = "" if state.end is None else f", {ENDINGS[state.end.reason]}"
+    reason = "" if state.end is None else f", {ending(state.end.reason)}"
     tokens = counted(len(state.tokens), "token")
     line = f"{folder} is finished ({tokens}{reason}); tokenswift runs {folder} --text prints it"
     if state.end is not None and state.end.reason == "eos":

@@ -67,6 +67,8 @@ class Settings:
             raise InputError(f"/set {dashed(name)} {error}") from None
         except InputError as error:
             raise InputError(f"/set {dashed(name)}{str(error).removeprefix(name)}") from None
+        if name == LENGTH and self.max_new_tokens is None:
+            return f"{name} has no limit"
         return f"{name} is {dict(self.rows()).get(name, 'off')}"
 
     def next_seed(self) -> int:

@@ -119,7 +119,7 @@ function take(m, event) {
   if (event.response?.usage) {
     const tokens = event.response.usage.output_tokens, {seed, steps} = event.response.tokenswift;
     m.seed = seed;
-    m.figures = `${tokens.toLocaleString()} ${tokens === 1 ? "token" : "tokens"}, ${(tokens / Math.max(1, steps)).toFixed(2)} a step; seed ${seed}.`;
+    m.figures = `${tokens.toLocaleString()} ${tokens === 1 ? "token" : "tokens"}; ${(tokens / Math.max(1, steps)).toFixed(1)} tokens a step; seed ${seed}.`;
   }
   if (event.type === "response.output_text.delta") {
     m.text += event.delta;
