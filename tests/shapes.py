@@ -1,6 +1,6 @@
 """Shapes are checked while tests run: every tensor that crosses a function of the package with an
 annotated shape is compared with it (jaxtyping and beartype). ``TOKENSWIFT_SHAPES=0`` leaves it out,
-to time tests.
+to time tests, and for processes of theirs that are not there to check shapes.
 
 Only shapes are looked at: protocols, and the stand-ins that tests use for them, are pyright's.
 Functions without an annotated shape stay as they are. Of the others each test checks the first
@@ -9,7 +9,6 @@ calls and a few of those that follow: checking all of them takes as long as the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import wraps
 from inspect import isclass
@@ -27,10 +26,9 @@ _with_letters = jaxtyping.jaxtyped  # gives the letters of shapes one meaning wi
 
 def install() -> None:
     """Watch the package, which nobody may have imported yet."""
-    if os.environ.get("TOKENSWIFT_SHAPES") != "0":
-        # what the hook puts above every function and class
-        jaxtyping.jaxtyped = lambda **_: _watched
-        jaxtyping.install_import_hook("tokenswift", None)
+    # what the hook puts above every function and class
+    jaxtyping.jaxtyped = lambda **_: _watched
+    jaxtyping.install_import_hook("tokenswift", None)
 
 
 class Test:

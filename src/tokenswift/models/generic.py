@@ -28,6 +28,7 @@ from tokenswift.loader.families import FAMILIES
 from tokenswift.loader.identity import load_parameter
 from tokenswift.loader.rotary import Rotary
 from tokenswift.models.base import BaseTarget, HeadRows
+from tokenswift.models.shaped import shaped_logits
 from tokenswift.types import InputError
 
 NAME = "tokenswift"
@@ -147,20 +148,6 @@ def shared_copy(model: Any, rotary: Rotary) -> Any:
                 module.config = config
         body.rotary_emb = type(body.rotary_emb)(config=config).to(body.rotary_emb.inv_freq.device)
     return copied.eval()
-
-
-def shaped_logits(logits: Tensor, config: object) -> Tensor:
-    """Scale or cap logits as some families do after the LM head."""
-    divisor: float | None = getattr(config, "logits_scaling", None)  # Granite
-    factor: float | None = getattr(config, "logit_scale", None)  # Cohere
-    cap: float | None = getattr(config, "final_logit_softcapping", None)  # Gemma 2
-    if divisor is not None:
-        logits = logits / divisor
-    if factor is not None:
-        logits = logits * factor
-    if cap is not None:
-        logits = cap * torch.tanh(logits / cap)
-    return logits
 
 
 class GenericTarget(BaseTarget):

@@ -12,7 +12,7 @@ from tokenswift.config.sampling import SamplingParams
 from tokenswift.engine.llm import LLM
 from tokenswift.kernels.formats import Stored
 from tokenswift.loader.layout import HEAD
-from tokenswift.models.generic import shaped_logits
+from tokenswift.models.shaped import shaped_logits
 from tokenswift.sampling.filters import processed
 
 MANY = 4096  # tokens in a loss, above which it learns of the model's likeliest ones alone

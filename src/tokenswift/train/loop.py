@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import default_collate
-from transformers import get_cosine_schedule_with_warmup
 
 from tokenswift.config.sampling import settings_of
 from tokenswift.engine.llm import LLM
@@ -38,6 +37,7 @@ from tokenswift.loader.safetensors_file import SafetensorsFile
 from tokenswift.train.agreement import agreement, in_words
 from tokenswift.train.distillation import Distillation, FrozenBase, Student
 from tokenswift.train.options import DataOptions, Job, TrainingOptions
+from tokenswift.train.schedule import schedule_of
 from tokenswift.train.states import collect
 from tokenswift.train.store import HiddenStore, Windows, counts, frequent, held_out
 from tokenswift.train.texts import fingerprint
@@ -259,7 +259,7 @@ class Training:
             weight_decay=options.weight_decay,
             fused=True,
         )
-        self.schedule = get_cosine_schedule_with_warmup(self.optimizer, options.warmup, self.steps)
+        self.schedule = schedule_of(self.optimizer, options.warmup, self.steps)
         self.losses: list[float] = []  # of the newest steps
         if self.checkpoint.exists():
             self._load()

@@ -19,11 +19,12 @@ from tokenswift.engine.request import Request
 from tokenswift.engine.scheduler import Scheduler
 from tokenswift.engine.ticket import Ticket
 from tokenswift.speculation.eagle.features import Features
+from tokenswift.tokenizer import Tokenizer
 from tokenswift.train.options import DataOptions, Job
 from tokenswift.train.store import WITHOUT_END, HiddenStore
 from tokenswift.train.texts import SHORTEST, blocks, openings, questions
 from tokenswift.train.work import BadData
-from tokenswift.types import OnProgress, RunError
+from tokenswift.types import InputError, OnProgress, RunError
 
 LEAST = 256  # tokens of text that anything can be learnt from
 PLAIN = "autoregressive"
@@ -128,6 +129,18 @@ class Beginning(NamedTuple):
     is_prose: bool = False
 
 
+def _tokenizer(llm: LLM) -> Tokenizer:
+    """The model's tokenizer; transformers' own takes a second to import.
+
+    Raises:
+        InputError: it has none.
+    """
+    tokenizer = llm.source.tokenizer
+    if tokenizer is None:
+        raise InputError("the model came without a tokenizer; valid: a model with one", "model")
+    return tokenizer
+
+
 def _requests(llm: LLM, data: DataOptions, job: Job) -> Iterator[Request]:
     """The texts to write, each with a seed of its own."""
     for number, begin in enumerate(_beginnings(llm, data, job)):
@@ -150,7 +163,7 @@ def _beginnings(llm: LLM, data: DataOptions, job: Job) -> Iterator[Beginning]:
     if llm.has_chat_template:
         others = _chats(llm, data, job.training.seed)
     else:
-        first = list(llm.tokenizer("")["input_ids"])
+        first = list(_tokenizer(llm)("")["input_ids"])
         if not first:
             first = [min(llm.source.end_tokens(), default=0)]
         others = repeat(Beginning(first, data.sequence_length, job.sampling))
@@ -186,7 +199,7 @@ def _prose(llm: LLM, data: DataOptions, seed: int) -> Iterator[Beginning]:
     begun = length // PASSAGE_SHARE
     if data.from_runs is not None:
         limit = int(data.prose * data.tokens) // PASSAGE_SHARE
-        for passage in blocks(data.from_runs, llm.tokenizer, limit, begun):
+        for passage in blocks(data.from_runs, _tokenizer(llm), limit, begun):
             yield _continued(passage, length)
     for opening in openings(seed):
         yield _continued(llm.encode(opening)[:begun], length)
@@ -204,7 +217,7 @@ def _passages(llm: LLM, source: str, data: DataOptions, job: Job) -> Iterator[Be
     length = data.passage_length
     limit = length * max(1, data.tokens // data.sequence_length)
     new = data.sequence_length - length
-    for passage in blocks(source, llm.tokenizer, limit, length):
+    for passage in blocks(source, _tokenizer(llm), limit, length):
         yield Beginning(passage, new, job.sampling, is_passage=True)
 
 
