@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,18 +51,30 @@ def test_greedy_texts_are_those_of_transformers(family: str, count: int) -> None
         assert torch.equal(likeliest[:, length - 1 : -1], texts[:, length:])
 
 
+PROMPTS = [[*PROMPT, *more] for more in ([5], [5, 9], [7, 7, 3])]
+
+
+@pytest.fixture(scope="module", params=SWITCHED)
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    """A tiny model of each family, with untrained heads."""
+    with llm_of(request.param, "conditioned") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def plain(llm: LLM) -> list[list[int]]:
+    """What plain decoding writes after each prompt."""
+    return [llm.generate(prompt, 40, "autoregressive", **HOW).token_ids for prompt in PROMPTS]
+
+
 @pytest.mark.parametrize("strategy", DRAFTED)
-@pytest.mark.parametrize("family", SWITCHED)
 def test_runs_go_on_and_texts_share_passes_and_beginnings(
-    family: str, strategy: str, tmp_path: Path
+    llm: LLM, plain: list[list[int]], strategy: str, tmp_path: Path
 ) -> None:
-    llm = llm_of(family, "conditioned")
     options = DRAFTED[strategy]
-    prompts = [[*PROMPT, *more] for more in ([5], [5, 9], [7, 7, 3])]
-    plain = [llm.generate(prompt, 40, "autoregressive", **HOW).token_ids for prompt in prompts]
-    llm.generate(prompts[0], 15, strategy, options, **HOW, run_dir=tmp_path)
+    llm.generate(PROMPTS[0], 15, strategy, options, **HOW, run_dir=tmp_path)
     assert resume(tmp_path, max_new_tokens=40, llm=llm).token_ids == plain[0]
-    requests = [Request(one, 40, strategy, options, **HOW) for one in prompts]
+    requests = [Request(one, 40, strategy, options, **HOW) for one in PROMPTS]
     with Scheduler(llm) as scheduler:
         tickets = [scheduler.submit(requests[0])]
         tickets[0].wait()

@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -225,7 +226,7 @@ def test_a_mask_is_that_of_its_path_wherever_the_matcher_stood(name: str) -> Non
         known: list[list[int]] = [[]]
         for _ in range(9):
             path = rnd.choice(known)
-            fresh = masks_of_fresh(name, history, path)
+            fresh = fresh_along(name, history, path)
             mask = allowed_by(used, history, path)
             assert (mask is None) == (fresh is None)
             if mask is None or fresh is None:
@@ -241,12 +242,12 @@ def test_a_mask_is_that_of_its_path_wherever_the_matcher_stood(name: str) -> Non
                 == len(path) + 1
             )
             assert used.reach(history, [*path, wrong, good[0]]) == len(path)
-            assert used.forced(history) == masks_of(GRAMMARS[name], 2).forced(history)
+            assert used.forced(history) == fresh_forced(name, tuple(history))
             for end in used.ends:  # it counts where it may come
                 assert used.reach(history, [*path, end]) == len(path) + bool(mask[end])
             known += [[*path, token] for token in (*rnd.sample(good, min(2, len(good))), wrong)]
             paths += 1
-        allowed = masks_of_fresh(name, history, [])
+        allowed = fresh_mask(name, tuple(history))
         assert allowed is not None
         going_on = [
             token for token in allowed.nonzero().squeeze(1).tolist() if token not in used.ends
@@ -257,22 +258,25 @@ def test_a_mask_is_that_of_its_path_wherever_the_matcher_stood(name: str) -> Non
     assert paths > 15
 
 
-def masks_of_fresh(name: str, history: list[int], path: list[int]) -> Any:
-    tokens = [*history, *path]
-    return (
-        allowed_by(masks_of(GRAMMARS[name], 2), tokens, []) if valid(name, history, path) else None
-    )
+@cache
+def fresh_mask(name: str, tokens: tuple[int, ...]) -> torch.Tensor | None:
+    """The mask behind a text, by a matcher that was never anywhere else."""
+    return allowed_by(masks_of(GRAMMARS[name], 2), list(tokens), [])
 
 
-def valid(name: str, history: list[int], path: list[int]) -> bool:
-    """Whether a path stays in the grammar before its end."""
-    text = [*history]
-    for token in path:
-        mask = allowed_by(masks_of(GRAMMARS[name], 2), text, [])
+@cache
+def fresh_forced(name: str, tokens: tuple[int, ...]) -> tuple[list[int], int]:
+    """What is forced behind a text, by a matcher that was never anywhere else."""
+    return masks_of(GRAMMARS[name], 2).forced(list(tokens))
+
+
+def fresh_along(name: str, history: list[int], path: list[int]) -> torch.Tensor | None:
+    """The mask behind a path; None where the path leaves the grammar, or goes on behind its end."""
+    for length, token in enumerate(path):
+        mask = fresh_mask(name, (*history, *path[:length]))
         if mask is None or not mask[token] or token in (END, 258):
-            return False
-        text.append(token)
-    return True
+            return None
+    return fresh_mask(name, (*history, *path))
 
 
 def test_what_is_forced() -> None:
