@@ -35,9 +35,10 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def pytest_configure() -> None:
-    """A shell starts what it runs in the background with SIGINT ignored, and children inherit that:
-    tests that interrupt a command would wait for ever."""
+    """A shell starts what it runs in the background with SIGINT ignored, nohup with SIGHUP ignored,
+    and children inherit that: tests that interrupt a command would wait for ever."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_runtest_setup() -> None:

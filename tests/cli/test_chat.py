@@ -255,7 +255,7 @@ class TypedChat:
         handle: this side of the terminal.
     """
 
-    def __init__(self, model: Path, folder: Path) -> None:
+    def __init__(self, model: Path, folder: Path, cache: Path) -> None:
         self.handle, slave = pty.openpty()
         self.settings = termios.tcgetattr(self.handle)
         self._screen = b""
@@ -265,7 +265,7 @@ class TypedChat:
             **os.environ,
             "TERM": "xterm",
             "PROMPT_TOOLKIT_NO_CPR": "1",
-            "TOKENSWIFT_CACHE": str(folder),
+            "TOKENSWIFT_CACHE": str(cache),
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tokenswift", *argv],
@@ -300,9 +300,9 @@ class TypedChat:
 
 
 @pytest.mark.parametrize("end", [b"\x04", pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_keys_of_a_real_terminal(chatty: Path, tmp_path: Path, end: Any) -> None:
+def test_keys_of_a_real_terminal(chatty: Path, tmp_path: Path, own_cache: Path, end: Any) -> None:
     """Ctrl-J is a line end in a message; the terminal is left as it was, whatever ends the chat."""
-    typed_chat = TypedChat(chatty, tmp_path)
+    typed_chat = TypedChat(chatty, tmp_path, own_cache)
     try:
         typed_chat.type(b"Hel\x7flo\nyou\r", b"tokens/s")
         typed_chat.type(b"/nope\r", b"/nope is not a command")  # the chat goes on
