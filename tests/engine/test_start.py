@@ -18,8 +18,9 @@ from transformers import AutoTokenizer
 
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_tokenizer
+from tests.families import rare
 from tests.gguf_files import QuantType, small, write
-from tests.tiny import BYTES, FAMILIES, build
+from tests.tiny import BYTES, FAMILIES, PLAIN, SWITCHED, build
 from tokenswift import LLM, SamplingParams
 from tokenswift.chat.prompts import prompt_ids
 from tokenswift.loader import safetensors_file
@@ -81,8 +82,12 @@ def texts(llm: LLM) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("changes", [{"tie_word_embeddings": True}, {"vocab_size": 263}])
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [(family, {"tie_word_embeddings": True}) for family in FAMILIES]
+    + [(family, {"vocab_size": 263}) for family in PLAIN]
+    + [rare(family, {"vocab_size": 263}) for family in SWITCHED],
+)
 def test_files_give_what_transformers_gives(
     save: Callable[..., Path], family: str, changes: dict[str, Any]
 ) -> None:
