@@ -16,7 +16,9 @@ def test_kernels_in_the_interpreter() -> None:
 
 
 def test_some_kernels_in_the_interpreter() -> None:
-    run("-k", "700 or torch_backends")
+    """Attention with a window and a cap, and the layer that takes the other way at most switches;
+    the usual layer's passes are in `test_backend`, with the kernels' work by torch."""
+    run("-k", "700 or switched")
 
 
 def run(*chosen: str) -> None:
