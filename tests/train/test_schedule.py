@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_cosine_schedule_with_warmup
 
 from tokenswift.train.schedule import schedule_of
@@ -11,9 +15,10 @@ from tokenswift.train.schedule import schedule_of
 PEAK = 3e-4
 
 
-def rates(make: object, warmup: int, steps: int) -> list[float]:
+def rates(
+    make: Callable[[Optimizer, int, int], LRScheduler], warmup: int, steps: int
+) -> list[float]:
     """The learning rate of each step, and the one after the last."""
-    assert callable(make)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
     schedule = make(optimizer, warmup, steps)
     found = [optimizer.param_groups[0]["lr"]]
