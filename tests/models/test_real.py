@@ -13,6 +13,7 @@ import torch
 from benchmarks.answers import PALINDROME, QUESTIONS, parting
 from benchmarks.fetch import fetched
 from benchmarks.needs import FETCHED
+from tests.default_model import default_llm
 from tokenswift import LLM, SamplingParams
 from tokenswift.audit.logits import IN_FLOATS
 from tokenswift.models.decoder import NativeTarget
@@ -132,3 +133,13 @@ def test_a_greedy_text_is_the_same_by_all_strategies(file: Path) -> None:
     assert plain.token_ids == auto.token_ids
     assert len(plain.token_ids) == 200
     assert hashlib.sha256(plain.text.encode()).hexdigest()[:16] == "eea3bc6751116d12"
+
+
+def test_the_readme_shows_what_the_default_model_answers() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    question = "Explain in two sentences why we sleep."
+    blocks = readme.split(f'tokenswift generate "{question}"')[1].split("```")
+    shown = blocks[2].removeprefix("text\n")
+    answer = default_llm("int8").generate([{"role": "user", "content": question}], 100)
+    assert answer.finish_reason == "eos"
+    assert " ".join(shown.split()) == answer.text
