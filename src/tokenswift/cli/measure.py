@@ -117,7 +117,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = command(subparsers, "bench", bench, summary)
     add_options(parser, Measured)
     options.add_model_options(parser)
-    summary = "compare plain decoding and TokenSwift on two texts"
+    summary = "write some texts, plainly and with drafts, and compare"
     parser = command(subparsers, "demo", demo, summary)
     add_options(parser, Demo)
     options.add_model_options(parser)
