@@ -9,7 +9,7 @@ import pytest
 
 import tokenswift
 from tokenswift.loader.default_model import trained_files
-from tokenswift.loader.named_models import QWEN
+from tokenswift.loader.named_models import QWEN, QWEN_SMALL
 
 PACKAGE = Path(tokenswift.__file__).parent
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
@@ -38,7 +38,7 @@ def test_trained_drafters_are_part_of_the_package(
 ) -> None:
     monkeypatch.setenv("TOKENSWIFT_CACHE", str(tmp_path))
     files = trained_files(".gguf")
-    assert [file.name for file in files] == [QWEN.file]
+    assert [file.name for file in files] == [QWEN_SMALL.file, QWEN.file]
     assert set(files) <= packaged()
 
 

@@ -353,18 +353,23 @@ def recurrent() -> Table:
 
 
 def agreement() -> Table:
-    """How often the shipped drafter names what its model chooses, by kind of text."""
+    """How often trained drafters name what their models choose, by kind of text."""
     text = AGREEMENT.read_text(encoding="utf-8") if AGREEMENT.is_file() else ""
-    newest = {row["kind"]: row for row in map(json.loads, text.splitlines())}
+    newest = {(row["drafter"], row["kind"]): row for row in map(json.loads, text.splitlines())}
     if not newest:
         return Table([], [], "Not measured yet: `python tools/agreement.py MODEL DRAFTER`.")
     body = [
-        [kind, f"{row['places']:,}", *(f"{share:.3f}" for share in row["right"])]
-        for kind, row in newest.items()
+        [
+            drafter.removesuffix(".gguf"),
+            kind,
+            f"{row['places']:,}",
+            *(f"{share:.3f}" for share in row["right"]),
+        ]
+        for (drafter, kind), row in newest.items()
     ]
-    head = ["text", "places", "the next token", "the next two", "three", "four", "five"]
-    *_, last = newest.values()
-    return Table(head, body, f"{last['drafter']}; commit {last['commit']}.")
+    head = ["drafter of", "text", "places", "the next token", "the next two"]
+    head += ["three", "four", "five"]
+    return Table(head, body, f"Commit {values_of(list(newest.values()), 'commit')}.")
 
 
 def mixtures() -> Table:

