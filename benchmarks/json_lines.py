@@ -19,6 +19,19 @@ PEERS = Path(__file__).with_name("peers")
 Answer = TypeVar("Answer")
 
 
+def peak_bytes(pid: int) -> int:
+    """Bytes of memory that a process held at most so far; 0 where the system does not say, or the
+    process is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
 class LineProcess:
     """A process that answers each line of JSON on its input with one on its output.
 
@@ -86,14 +99,8 @@ class LineProcess:
             raise RunError(f"{self._name} answers {line.strip()[:80]!r}: {error}") from error
 
     def peak_bytes(self) -> int:
-        """Bytes of memory that it held at most so far; 0 where the system does not say."""
-        status = Path(f"/proc/{self._process.pid}/status")
-        if not status.is_file():
-            return 0
-        for line in status.read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        return 0
+        """As :func:`peak_bytes`, of the process."""
+        return peak_bytes(self._process.pid)
 
     def close(self) -> int:
         """End the process; its exit code."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common import PLAIN
-from benchmarks.json_lines import publish
+from benchmarks.json_lines import peak_bytes, publish
 from benchmarks.row import commit, machine
 from benchmarks.words import Measured
 from tokenswift.runs import journal
@@ -30,7 +30,7 @@ from tokenswift.runs.folder import JOURNAL, TEXT, has_run, load, load_whole
 from tokenswift.runs.records import RunState, Tokens
 from tokenswift.types import RunError, distinct
 
-LOOK_SECONDS = 2.0  # between looks at the journal
+POLL_SECONDS = 2.0  # between two readings of the journal
 COMMAND = (sys.executable, "-m", "tokenswift")
 
 
@@ -39,34 +39,24 @@ class Session:
     """What one process wrote.
 
     Attributes:
-        found: tokens that were in the journal when it began.
-        written: tokens that were there when it ended.
-        silent: seconds from its start until the journal held more, to the nearest look.
+        tokens_before: tokens in the journal when it began.
+        tokens_after: tokens in the journal when it ended.
+        first_token_seconds: from its start until the journal held more, loading and prefill
+            included, to the nearest poll.
         peak: bytes of memory that it held at most.
-        killed: whether it was.
+        is_killed: whether it was killed.
     """
 
-    found: int
-    written: int
-    silent: float
+    tokens_before: int
+    tokens_after: int
+    first_token_seconds: float
     peak: int
-    killed: bool
+    is_killed: bool
 
 
 def journal_tokens(folder: Path) -> int:
     """New tokens that a run's journal holds; 0 where there is no run yet."""
     return len(load(folder)[1].tokens) if has_run(folder) else 0
-
-
-def peak_bytes(pid: int) -> int:
-    """Bytes of memory that a process held at most so far; 0 where the system does not say."""
-    status = Path(f"/proc/{pid}/status")
-    try:
-        lines = status.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return 0
-    of_peak = [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]
-    return of_peak[0] if of_peak else 0
 
 
 def write_until(command: list[str], folder: Path, kill_at: int | None) -> Session:
@@ -75,24 +65,26 @@ def write_until(command: list[str], folder: Path, kill_at: int | None) -> Sessio
     Raises:
         RunError: it ended with an error.
     """
-    found = written = journal_tokens(folder)
-    started = time.monotonic()
-    silent = peak = 0
+    tokens_before = journal_tokens(folder)
+    tokens = tokens_before
+    start = time.monotonic()
+    first_token_seconds = 0.0
+    peak = 0
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        while process.poll() is None and (kill_at is None or written < kill_at):
-            time.sleep(LOOK_SECONDS)
-            written = journal_tokens(folder)
+        while process.poll() is None and (kill_at is None or tokens < kill_at):
+            time.sleep(POLL_SECONDS)
+            tokens = journal_tokens(folder)
             peak = max(peak, peak_bytes(process.pid))
-            if not silent and written > found:
-                silent = time.monotonic() - started
+            if not first_token_seconds and tokens > tokens_before:
+                first_token_seconds = time.monotonic() - start
     finally:
         process.kill()
         code = process.wait()
-    killed = kill_at is not None and written >= kill_at
-    if code and not killed:
+    is_killed = kill_at is not None and tokens >= kill_at
+    if code and not is_killed:
         raise RunError(f"{' '.join(command)} ended with code {code}")
-    return Session(found, journal_tokens(folder), silent, peak, killed)
+    return Session(tokens_before, journal_tokens(folder), first_token_seconds, peak, is_killed)
 
 
 def generate(options: argparse.Namespace, folder: Path, *more: str) -> list[str]:
@@ -110,9 +102,9 @@ def write(options: argparse.Namespace, run: Path) -> list[Session]:
     shares = options.kills + 1
     kills = [options.tokens * number // shares for number in range(1, shares)]
     sessions: list[Session] = []
-    while not sessions or sessions[-1].killed:
-        found = journal_tokens(run)
-        kill_at = next((place for place in kills if place > found), None)
+    while not sessions or sessions[-1].is_killed:
+        tokens = journal_tokens(run)
+        kill_at = next((place for place in kills if place > tokens), None)
         command = [*COMMAND, "resume", str(run)] if has_run(run) else generate(options, run)
         sessions.append(write_until(command, run, kill_at))
         print(sessions[-1], file=sys.stderr, flush=True)
@@ -122,29 +114,30 @@ def write(options: argparse.Namespace, run: Path) -> list[Session]:
 def parts_of(state: RunState, part: int) -> list[Measured]:
     """The speed of each part of a text, by the seconds of its steps."""
     rows: list[Measured] = []
-    tokens = steps = 0
+    start = end = 0
+    steps = 0
     milliseconds = 0
-    start = 0
-    for count, *_, spent in state.steps:
-        tokens += count
+    for step_tokens, *_, step_milliseconds in state.steps:
+        end += step_tokens
         steps += 1
-        milliseconds += spent
-        if tokens >= start + part or tokens == len(state.tokens):
-            written = tokens - start
+        milliseconds += step_milliseconds
+        if end >= start + part or end == len(state.tokens):
+            part_tokens = state.tokens[start:end]
             rows.append(
                 {
-                    "part": tokens,
-                    "auto": 1e3 * written / milliseconds,
-                    "tokens_a_step": written / steps,
-                    "distinct_4": distinct(state.tokens[start:tokens], 4),
+                    "part": end,
+                    "auto": 1e3 * len(part_tokens) / milliseconds,
+                    "tokens_a_step": len(part_tokens) / steps,
+                    "distinct_4": distinct(part_tokens, 4),
                 }
             )
-            start = tokens
-            steps = milliseconds = 0
+            start = end
+            steps = 0
+            milliseconds = 0
     return rows
 
 
-def plain_end(options: argparse.Namespace, run: Path) -> list[int]:
+def with_plain_end(options: argparse.Namespace, run: Path) -> list[int]:
     """The run's tokens where plain decoding writes the last ones anew, in a copy of the folder."""
     copy = run.with_name("copy")
     if copy.exists():
@@ -165,7 +158,7 @@ def plain_end(options: argparse.Namespace, run: Path) -> list[int]:
     return load_whole(copy).tokens
 
 
-def whole_of(options: argparse.Namespace, run: Path, sessions: list[Session]) -> Measured:
+def figures(options: argparse.Namespace, run: Path, sessions: list[Session]) -> Measured:
     """The figures of the whole run."""
     state = load_whole(run)
     milliseconds = sum(step[-1] for step in state.steps)
@@ -175,12 +168,12 @@ def whole_of(options: argparse.Namespace, run: Path, sessions: list[Session]) ->
         "auto": 1e3 * len(state.tokens) / milliseconds,
         "auto_seconds": milliseconds / 1e3,
         "tokens_a_step": len(state.tokens) / len(state.steps),
-        "kills": [session.written for session in sessions if session.killed],
-        "silent_seconds": [session.silent for session in sessions],
+        "kills": [session.tokens_after for session in sessions if session.is_killed],
+        "first_token_seconds": [session.first_token_seconds for session in sessions],
         "peak": max((session.peak for session in sessions), default=0),
         "journal_bytes": (run / JOURNAL).stat().st_size,
         "checked": options.checked,
-        "identical": plain_end(options, run) == state.tokens,
+        "identical": with_plain_end(options, run) == state.tokens,
         "distinct_4": distinct(state.tokens, 4),
         "loop": state.loop.start if state.loop else None,
         "litany": state.litany.start if state.litany else None,
@@ -215,10 +208,10 @@ def main() -> int:
     run = options.folder / "run"
     sessions = write(options, run)
     state = load_whole(run)
-    for measured in (*parts_of(state, options.part), whole_of(options, run, sessions)):
+    for measured in (*parts_of(state, options.part), figures(options, run, sessions)):
         row = {
             "model": Path(options.model).stem if "/" in options.model else options.model,
-            "dtype": "int8",
+            "dtype": state.header.identity.dtype,
             "book": options.book.stem,
             "seed": options.seed,
             "rope_scaling": options.rope_scaling,

@@ -11,6 +11,7 @@ from benchmarks import tables
 from benchmarks.report import Part
 from benchmarks.tables import Table
 from benchmarks.words import Row
+from tokenswift.cli.results import enumeration
 
 NO_CLAIM = "none at hand as numbers"  # of specs
 #: ways of drafting that most of the paper's tables have a line of
@@ -208,6 +209,18 @@ def newest_text(rows: Sequence[Row]) -> list[Row]:
     return list(rows[start : ends[-1] + 1])
 
 
+def labels_of(rows: Sequence[Row]) -> list[str]:
+    """What the lines of a text are called: its parts, then the whole."""
+    *parts, total = rows
+    return [f"to {row['part']:,}" for row in parts] + [f"**all {total['tokens']:,}**"]
+
+
+def litany_of(total: Row) -> str:
+    """Where a text becomes a litany, in words."""
+    litany = total["litany"]
+    return "no litany" if litany is None else f"the first litany begins at token {litany:,}"
+
+
 def long_text_rows(model: str) -> list[Row]:
     """The rows of the newest long text of a model: its parts, then the whole; [] without any."""
     text = LONG_TEXT.read_text(encoding="utf-8") if LONG_TEXT.is_file() else ""
@@ -219,8 +232,7 @@ def long_text(model: str) -> Table:
     rows = long_text_rows(model)
     if not rows:
         return Table([], [], f"Not measured yet: `python -m benchmarks.long_text {model} BOOK`.")
-    *parts, total = rows
-    labels = [f"to {row['part']:,}" for row in parts] + [f"**all {total['tokens']:,}**"]
+    total = rows[-1]
     body = [
         [
             label,
@@ -230,16 +242,15 @@ def long_text(model: str) -> Table:
             f"{row['tokens_a_step']:.2f}",
             f"{row['distinct_4']:.0%}",
         ]
-        for label, row in zip(labels, [*parts, total], strict=True)
+        for label, row in zip(labels_of(rows), rows, strict=True)
     ]
     head = ["new tokens", "plain, tokens/s", "automatic, tokens/s", "over plain", "tokens a step"]
-    litany = total["litany"]
-    form = "no litany" if litany is None else f"the first litany begins at token {litany:,}"
     below = (
         f"{total['model']} ({total['dtype']}) on {total['machine']}: {total['prompt']:,} tokens of "
         f"{total['book']}, continued by {total['tokens']:,}, in {total['auto_seconds'] / 60:.1f} "
         f"minutes instead of {total['plain_seconds'] / 60:.1f}; the same text: "
-        f"{'yes' if total['identical'] else '**no**'}; {form}; commit {total['commit']}."
+        f"{'yes' if total['identical'] else '**no**'}; {litany_of(total)}; "
+        f"commit {total['commit']}."
     )
     return Table([*head, "different runs of four tokens"], body, below)
 
@@ -257,8 +268,7 @@ def long_run() -> Table:
     if not rows:
         command = "python -m benchmarks.long_run MODEL BOOK FOLDER"
         return Table([], [], f"Not measured yet: `{command}`.")
-    *parts, total = rows
-    labels = [f"to {row['part']:,}" for row in parts] + [f"**all {total['tokens']:,}**"]
+    total = rows[-1]
     body = [
         [
             label,
@@ -266,21 +276,25 @@ def long_run() -> Table:
             f"{row['tokens_a_step']:.2f}",
             f"{row['distinct_4']:.0%}",
         ]
-        for label, row in zip(labels, [*parts, total], strict=True)
+        for label, row in zip(labels_of(rows), rows, strict=True)
     ]
     head = ["new tokens", "tokens/s", "tokens a step", "different runs of four tokens"]
-    *first_kills, last_kill = (f"{place:,}" for place in total["kills"])
-    kills = " and ".join([", ".join(first_kills), last_kill]) if first_kills else last_kill
-    litany = total["litany"]
-    form = "no litany" if litany is None else f"the first litany begins at token {litany:,}"
+    kills = "was not killed"
+    if total["kills"]:
+        places = enumeration([f"{place:,}" for place in total["kills"]])
+        seconds = max(total["first_token_seconds"][1:])
+        kills = (
+            f"was killed at {places} tokens, and the resumed ones wrote on within {seconds:.0f} s"
+        )
     below = (
-        f"{total['model']}, int8, {total['rope_scaling']}, on {total['machine']}: "
+        f"{total['model']} ({total['dtype']}), positions scaled: {total['rope_scaling']}, on "
+        f"{total['machine']}: "
         f"{total['prompt']:,} tokens of {total['book']}, continued by {total['tokens']:,} in "
-        f"{total['auto_seconds'] / 60:.0f} minutes. The process was killed at {kills} tokens, and "
-        f"the resumed ones wrote on within {max(total['silent_seconds']):.0f} s. Memory: "
+        f"{total['auto_seconds'] / 60:.0f} minutes. The process {kills}. Memory: "
         f"{total['peak'] / 1e9:.1f} GB at most; journal: {total['journal_bytes'] / 1e6:.1f} MB. "
         f"The last {total['checked']:,} tokens are those of plain decoding: "
-        f"{'yes' if total['identical'] else '**no**'}; {form}; commit {total['commit']}."
+        f"{'yes' if total['identical'] else '**no**'}; {litany_of(total)}; "
+        f"commit {total['commit']}."
     )
     return Table(head, body, below)
 

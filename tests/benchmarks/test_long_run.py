@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import long_run
-from benchmarks.long_run import Session, parts_of, plain_end, write, write_until
+from benchmarks.long_run import Session, parts_of, with_plain_end, write, write_until
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
 from tokenswift import LLM
@@ -43,19 +43,20 @@ def test_parts_hold_all_tokens_and_the_time_of_their_steps(run: Path) -> None:
 
 
 def test_a_process_is_killed_at_its_place(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_run, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(long_run, "POLL_SECONDS", 0.01)
     sleeping = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
     places = iter([0, 0, 40, 130])
     monkeypatch.setattr(long_run, "journal_tokens", lambda folder: next(places, 131))
     session = write_until(sleeping, run, kill_at=100)
-    assert (session.found, session.written, session.killed) == (0, 131, True)
-    assert session.silent > 0
+    assert (session.tokens_before, session.tokens_after) == (0, 131)
+    assert session.is_killed
+    assert session.first_token_seconds > 0
 
 
 def test_a_process_that_fails_ends_the_benchmark(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(long_run, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(long_run, "POLL_SECONDS", 0.01)
     failing = [sys.executable, "-S", "-c", "raise SystemExit(3)"]
     with pytest.raises(RunError, match="ended with code 3"):
         write_until(failing, run, kill_at=None)
@@ -71,8 +72,8 @@ def test_each_kill_is_followed_by_a_resumption(
     def process(command: list[str], folder: Path, kill_at: int | None) -> Session:
         nonlocal there
         asked.append((command[3], kill_at))
-        there, found = kill_at or 90, there
-        return Session(found, there, 1.0, 1000, kill_at is not None)
+        before, there = there, kill_at or 90
+        return Session(before, there, 1.0, 1000, kill_at is not None)
 
     monkeypatch.setattr(long_run, "write_until", process)
     monkeypatch.setattr(long_run, "journal_tokens", lambda folder: there)
@@ -82,7 +83,7 @@ def test_each_kill_is_followed_by_a_resumption(
     )
     sessions = write(options, folder)
     assert asked == [("generate", 30), ("resume", 60), ("resume", None)]
-    assert [session.written for session in sessions] == [30, 60, 90]
+    assert [session.tokens_after for session in sessions] == [30, 60, 90]
 
 
 def test_the_last_tokens_are_written_anew(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,30 +99,39 @@ def test_the_last_tokens_are_written_anew(run: Path, monkeypatch: pytest.MonkeyP
         tokens=TOKENS, checked=70, model="m", folder=run.parent, rope_scaling="yarn", seed=1
     )
     whole = load_whole(run).tokens
-    assert plain_end(options, run) == whole[: kept[0]]
+    assert with_plain_end(options, run) == whole[: kept[0]]
     assert kept[0] <= TOKENS - 70
+
+
+WHOLE = {
+    "tokens": 1500,
+    "prompt": 4,
+    "auto_seconds": 150.0,
+    "kills": [500, 1000],
+    "first_token_seconds": [3.0, 9.0, 12.0],
+    "peak": 2e9,
+    "journal_bytes": 3e6,
+    "checked": 100,
+    "identical": True,
+    "litany": 700,
+}
 
 
 def row_of(**figures: object) -> dict[str, object]:
     """A row of a run."""
-    about = {"model": "m", "book": "b", "rope_scaling": "yarn", "machine": "cpu", "commit": "c"}
+    about = {
+        "model": "m",
+        "book": "b",
+        "rope_scaling": "yarn",
+        "dtype": "int8",
+        "machine": "cpu",
+        "commit": "c",
+    }
     return {**about, "auto": 10.0, "tokens_a_step": 1.5, "distinct_4": 0.5, **figures}
 
 
 def test_the_docs_show_the_newest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = {
-        "tokens": 1500,
-        "prompt": 4,
-        "auto_seconds": 150.0,
-        "kills": [500, 1000],
-        "silent_seconds": [3.0, 9.0, 12.0],
-        "peak": 2e9,
-        "journal_bytes": 3e6,
-        "checked": 100,
-        "identical": True,
-        "litany": 700,
-    }
-    rows = [row_of(part=7), row_of(**whole), row_of(part=1000), row_of(part=1500), row_of(**whole)]
+    rows = [row_of(part=7), row_of(**WHOLE), row_of(part=1000), row_of(part=1500), row_of(**WHOLE)]
     file = tmp_path / "long-run.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(summaries, "LONG_RUN", file)
@@ -130,6 +140,14 @@ def test_the_docs_show_the_newest_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "killed at 500 and 1,000" in table.below
     assert "within 12 s" in table.below
     assert "2.0 GB" in table.below
+
+
+def test_a_run_that_was_not_killed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "long-run.jsonl"
+    rows = [row_of(part=1500), row_of(**{**WHOLE, "kills": []})]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(summaries, "LONG_RUN", file)
+    assert "The process was not killed" in summaries.long_run().below
 
 
 def test_a_run_not_yet_measured_names_the_command(
