@@ -279,3 +279,64 @@ def minutes(parts: Sequence[Row], way: str) -> list[float]:
     lengths = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     seconds = [length / part[way] for length, part in zip(lengths, parts, strict=True)]
     return [total / 60 for total in accumulate(seconds)]
+
+
+# ---- lengths of the context ----------------------------------------------------------------------
+
+#: of tokenswift's rows → what the legend calls them
+SPEEDS = {"writing": "plain", "drafting": "with drafts"}
+
+
+def plot_lengths(rows: Sequence[Row]) -> bytes:
+    """Tokens a second by length of the context, a line for each program, as an SVG picture; empty
+    without rows.
+
+    Args:
+        rows: of one kind of processor, one for each program and context.
+    """
+    if not rows:
+        return b""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lines = speed_lines(rows)
+    contexts = sorted({row["context"] for row in rows})
+    with pyplot.rc_context(fname=STYLE):
+        picture, axes = pyplot.subplots(figsize=(5.9, 3.4), layout="constrained")
+        for i, (name, speeds) in enumerate(lines.items()):
+            axes.plot(
+                sorted(speeds),
+                [speeds[context] for context in sorted(speeds)],
+                label=name,
+                color=COLOURS[i],
+                marker=MARKERS[i],
+                linestyle=DASHES[i],
+                markersize=5,
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(contexts)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("tokens of context")
+        axes.set_ylabel("tokens a second")
+        picture.legend(loc="outside lower center", ncols=3)
+        out = BytesIO()
+        picture.savefig(out, format="svg", metadata={"Date": None})
+        pyplot.close(picture)
+    return out.getvalue()
+
+
+def speed_lines(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
+    """What the legend calls a line → its speed at each length of the context."""
+    lines: dict[str, dict[int, float]] = {}
+    for row in rows:
+        for speed, words in SPEEDS.items():
+            if speed in row:
+                name = row["program"]
+                if name == "tokenswift":
+                    name = f"{name}, {words}"
+                lines.setdefault(name, {})[row["context"]] = row[speed]
+    return lines

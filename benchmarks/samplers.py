@@ -136,17 +136,17 @@ def main() -> int:
     if options.sampling:
         candidates = tuple(json.loads(text) for text in options.sampling)
     for number, candidate in enumerate(candidates):
+        sampling = SamplingParams(
+            **{**NEUTRAL, **candidate, "seed": 0, "min_tokens": options.tokens}
+        )
+        texts = llm.generate_many(prompts, options.tokens, sampling=sampling, n=options.seeds)
         endings: list[Ending] = []
-        for seed in range(options.seeds):
-            sampling = SamplingParams(
-                **{**NEUTRAL, **candidate, "seed": seed, "min_tokens": options.tokens}
-            )
-            texts = llm.generate_many(prompts, options.tokens, sampling=sampling)
-            for place, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-                endings.append(ending(llm, prompt, text, vocabulary))
-                if options.texts:
-                    name = f"{file.stem}-{number}-{seed}-{place}.txt"
-                    (options.texts / name).write_text(text.text, encoding="utf-8")
+        for place, text in enumerate(texts):
+            book, seed = divmod(place, options.seeds)
+            endings.append(ending(llm, prompts[book], text, vocabulary))
+            if options.texts:
+                name = f"{file.stem}-{number}-{book}-{seed}.txt"
+                (options.texts / name).write_text(text.text, encoding="utf-8")
         row = {
             "model": file.stem,
             "dtype": llm.dtype,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 from benchmarks import tables
 from benchmarks.report import Part
 from benchmarks.tables import Table
 from benchmarks.words import Row
 from tokenswift.cli.results import enumeration
+from tokenswift.config.sampling import CONTINUED, NEUTRAL, SamplingParams, settings_of
 
 NO_CLAIM = "none at hand as numbers"  # of specs
 #: ways of drafting that most of the paper's tables have a line of
@@ -23,6 +25,7 @@ LONG_TEXT = Path(__file__).parents[1] / "benchmarks" / "results" / "long-text.js
 LONG_RUN = Path(__file__).parents[1] / "benchmarks" / "results" / "long-run.jsonl"
 RECURRENT = Path(__file__).parents[1] / "benchmarks" / "results" / "recurrent.jsonl"
 LENGTHS = Path(__file__).parents[1] / "benchmarks" / "results" / "lengths.jsonl"
+SAMPLERS = Path(__file__).parents[1] / "benchmarks" / "results" / "samplers.jsonl"
 AGREEMENT = Path(__file__).parents[1] / "benchmarks" / "results" / "agreement.jsonl"
 MIXTURES = Path(__file__).parents[1] / "benchmarks" / "results" / "mixtures.jsonl"
 COMMAND = (
@@ -299,35 +302,90 @@ def long_run() -> Table:
     return Table(head, body, below)
 
 
-def lengths() -> Table:
-    """Programs on one file beside one another, by length of the context."""
+def lengths_rows() -> list[Row]:
+    """The newest row of each program at each length of the context, on each kind of processor."""
     text = LENGTHS.read_text(encoding="utf-8") if LENGTHS.is_file() else ""
     rows = [json.loads(line) for line in text.splitlines()]
-    newest = {(processor(row), row["context"], row["program"]): row for row in rows}
-    if not newest:
+    return [*{(processor(row), row["context"], row["program"]): row for row in rows}.values()]
+
+
+def lengths() -> Table:
+    """Programs on one file beside one another, by length of the context."""
+    rows = lengths_rows()
+    if not rows:
         return Table([], [], "Not measured yet: `python -m benchmarks.lengths MODEL BOOK`.")
     body = [
         [
-            machine,
-            f"{context:,}",
-            f"{program} {row['version'].split(' ')[0]}",
+            processor(row),
+            f"{row['context']:,}",
+            f"{row['program']} {row['version'].split(' ')[0]}",
             f"{row['reading']:.0f}",
             f"{row['writing']:.1f}",
             f"**{row['drafting']:.1f}**" if "drafting" in row else "",
             f"{row['loading']:.1f}",
             f"{row['peak'] / 1e9:.1f}",
         ]
-        for (machine, context, program), row in newest.items()
+        for row in sorted(rows, key=lambda row: (processor(row), row["context"]))
     ]
     head = ["processor", "context", "program", "prompt, tokens/s", "plain, tokens/s"]
     head.append("with drafts, tokens/s")
 
-    several = partial(values_of, list(newest.values()))
+    several = partial(values_of, rows)
     below = (
         f"{several('model')} on {several('machine')}; rounds: {several('rounds')}; "
         f"commit {several('commit')}."
     )
     return Table([*head, "loading, s", "peak of memory, GB"], body, below)
+
+
+#: fields of a sampling → what a table calls them
+SAMPLING_WORDS = {
+    "temperature": "temperature",
+    "min_p": "min-p",
+    "dry_multiplier": "DRY",
+    "dry_range": "over the last",
+    "presence_penalty": "presence penalty",
+    "repetition_penalty": "θ",
+}
+
+
+def sampling_words(sampling: Mapping[str, object]) -> str:
+    """What is set of a sampling, and whether it is the default of continued texts."""
+    words = ", ".join(
+        f"{name} {sampling[field]}" for field, name in SAMPLING_WORDS.items() if field in sampling
+    )
+    is_default = settings_of(SamplingParams(**{**NEUTRAL, **sampling})) == settings_of(CONTINUED)
+    return f"**{words}** (default)" if is_default else words or "nothing"
+
+
+def samplers() -> Table:
+    """How long texts of real models stay readable, by sampling."""
+    text = SAMPLERS.read_text(encoding="utf-8") if SAMPLERS.is_file() else ""
+    rows = [json.loads(line) for line in text.splitlines()]
+    newest = {(row["model"], json.dumps(row["sampling"])): row for row in rows}
+    if not newest:
+        return Table([], [], "Not measured yet: `python -m benchmarks.samplers MODEL BOOKS`.")
+    body = [
+        [
+            model,
+            sampling_words(row["sampling"]),
+            f"{row['loops']} of {row['texts']}",
+            f"{row['litanies']} of {row['texts']}",
+            f"{median(row['readable']):,.0f}",
+            f"{row['distinct_4']:.2f}",
+            f"{row['perplexity']:.1f}",
+            f"{row['words']:.1%}",
+        ]
+        for (model, _), row in newest.items()
+    ]
+    head = ["model", "sampling", "loops", "litanies", "readable, tokens", "distinct-4"]
+
+    several = partial(values_of, list(newest.values()))
+    below = (
+        f"{several('texts')} texts of {several('tokens')} tokens for each sampling "
+        f"({several('dtype')}); commit {several('commit')}."
+    )
+    return Table([*head, "perplexity", "words"], body, below)
 
 
 def recurrent() -> Table:
@@ -423,6 +481,7 @@ SUMMARIES: dict[str, Callable[[], Table]] = {
 }
 SUMMARIES["quality"] = quality
 SUMMARIES["lengths"] = lengths
+SUMMARIES["samplers"] = samplers
 SUMMARIES["recurrent"] = recurrent
 SUMMARIES["agreement"] = agreement
 SUMMARIES["long-run"] = long_run

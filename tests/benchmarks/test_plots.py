@@ -45,5 +45,22 @@ def test_long_texts_take_minutes_by_the_speeds_of_their_parts() -> None:
     assert plots.plot_long_texts([]) == b""
 
 
+def test_each_program_has_a_line_over_lengths_and_ours_has_two() -> None:
+    rows = [
+        {"program": "tokenswift", "context": 1024, "writing": 9.0, "drafting": 12.0},
+        {"program": "tokenswift", "context": 4096, "writing": 8.0, "drafting": 11.0},
+        {"program": "llama.cpp", "context": 1024, "writing": 6.0},
+    ]
+    assert plots.speed_lines(rows) == {
+        "tokenswift, plain": {1024: 9.0, 4096: 8.0},
+        "tokenswift, with drafts": {1024: 12.0, 4096: 11.0},
+        "llama.cpp": {1024: 6.0},
+    }
+    picture = plots.plot_lengths(rows).decode()
+    for words in ("tokenswift, plain", "tokenswift, with drafts", "llama.cpp", "4,096"):
+        assert words in picture
+
+
 def test_without_rows_there_is_no_picture() -> None:
     assert plots.plot_tasks([]) == b""
+    assert plots.plot_lengths([]) == b""

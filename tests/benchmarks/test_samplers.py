@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from benchmarks.samplers import Ending, ending, figures
+from benchmarks.samplers import CANDIDATES, Ending, ending, figures
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
 from tokenswift import LLM, SamplingParams
+from tools import summaries
 
 
 def ending_of(loop: int | None = None, litany: int | None = None) -> Ending:
@@ -42,3 +46,42 @@ def test_a_text_of_one_token_again_and_again() -> None:
     assert end.loop is not None
     assert end.distinct_4 < 0.01
     assert end.words == 1.0
+
+
+@pytest.mark.parametrize(
+    ("sampling", "words"),
+    [
+        ({}, "nothing"),
+        ({"min_p": 0.05, "temperature": 0.7}, "temperature 0.7, min-p 0.05"),
+        ({"min_p": 0.02, "dry_multiplier": 0.8}, "min-p 0.02, DRY 0.8"),
+    ],
+)
+def test_a_sampling_in_words(sampling: dict[str, object], words: str) -> None:
+    assert summaries.sampling_words(sampling) == words
+
+
+def test_one_of_the_samplings_is_the_default_of_continued_texts() -> None:
+    words = [summaries.sampling_words(sampling) for sampling in CANDIDATES]
+    assert [text for text in words if text.endswith("(default)")] == [
+        "**min-p 0.02, DRY 0.8** (default)"
+    ]
+
+
+def test_the_table_has_the_newest_row_of_each_sampling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = {"model": "a-model", "dtype": "int8", "tokens": 9, "commit": "abc"}
+    sampling = {"sampling": {"min_p": 0.05}}
+    rows = [
+        {**common, **sampling, **figures([ending_of(loop=5)], 9)},
+        {**common, **sampling, **figures([ending_of(), ending_of(loop=7), ending_of(litany=5)], 9)},
+    ]
+    file = tmp_path / "samplers.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    monkeypatch.setattr(summaries, "SAMPLERS", file)
+    table = summaries.samplers()
+    cells = ["a-model", "min-p 0.05", "1 of 3", "1 of 3", "7", "0.50", "4.0", "75.0%"]
+    assert table.body == [cells]
+    assert "3 texts of 9 tokens" in table.below
+    monkeypatch.setattr(summaries, "SAMPLERS", tmp_path / "none.jsonl")
+    assert "Not measured yet" in summaries.samplers().below
