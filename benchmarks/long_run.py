@@ -121,7 +121,7 @@ def parts_of(state: RunState, part: int) -> list[Measured]:
         end += step_tokens
         steps += 1
         milliseconds += step_milliseconds
-        if end >= start + part or end == len(state.tokens):
+        if end // part > start // part or end == len(state.tokens):
             part_tokens = state.tokens[start:end]
             rows.append(
                 {
