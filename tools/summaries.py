@@ -285,9 +285,10 @@ def long_run() -> Table:
     kills = "was not killed"
     if total["kills"]:
         places = enumeration([f"{place:,}" for place in total["kills"]])
-        seconds = max(total["first_token_seconds"][1:])
+        resumed = total["first_token_seconds"][1:]
+        minutes = enumeration([f"{seconds / 60:.1f}" for seconds in resumed])
         kills = (
-            f"was killed at {places} tokens, and the resumed ones wrote on within {seconds:.0f} s"
+            f"was killed at {places} tokens, and wrote on {minutes} minutes after it was resumed"
         )
     below = (
         f"{total['model']} ({total['dtype']}), positions scaled: {total['rope_scaling']}, on "
