@@ -21,6 +21,7 @@ from benchmarks.words import NAMES, Row, head_of, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: a dash by name, or (offset, lengths of strokes and gaps)
 Dash = str | tuple[int, tuple[int, ...]]
@@ -67,9 +68,16 @@ def plot(spec: Spec, group: Group) -> bytes:
         if len(labels) > 1:
             columns = 2 if len(labels) > 3 else len(labels)
             picture.legend(handles, labels, loc="outside lower center", ncols=columns)
-        out = BytesIO()
-        picture.savefig(out, format="svg", metadata={"Date": None})
-        pyplot.close(picture)
+        return svg(picture)
+
+
+def svg(picture: Figure) -> bytes:
+    """A picture as SVG, always the same for the same lines; the picture is closed."""
+    from matplotlib import pyplot
+
+    out = BytesIO()
+    picture.savefig(out, format="svg", metadata={"Date": None})
+    pyplot.close(picture)
     return out.getvalue()
 
 
@@ -225,10 +233,7 @@ def plot_tasks(rows: Sequence[Row]) -> bytes:
         axes.grid(visible=False, axis="y")
         handles, labels = axes.get_legend_handles_labels()
         picture.legend(handles, labels, loc="outside upper left", ncols=len(SIDES))
-        out = BytesIO()
-        picture.savefig(out, format="svg", metadata={"Date": None})
-        pyplot.close(picture)
-    return out.getvalue()
+        return svg(picture)
 
 
 # ---- long texts ----------------------------------------------------------------------------------
@@ -267,10 +272,7 @@ def plot_long_texts(texts: Sequence[Sequence[Row]]) -> bytes:
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         picture.legend(loc="outside lower center", ncols=2)
-        out = BytesIO()
-        picture.savefig(out, format="svg", metadata={"Date": None})
-        pyplot.close(picture)
-    return out.getvalue()
+        return svg(picture)
 
 
 def minutes(parts: Sequence[Row], way: str) -> list[float]:
@@ -323,10 +325,7 @@ def plot_lengths(rows: Sequence[Row]) -> bytes:
         axes.set_xlabel("tokens of context")
         axes.set_ylabel("tokens a second")
         picture.legend(loc="outside lower center", ncols=3)
-        out = BytesIO()
-        picture.savefig(out, format="svg", metadata={"Date": None})
-        pyplot.close(picture)
-    return out.getvalue()
+        return svg(picture)
 
 
 def speed_lines(rows: Sequence[Row]) -> dict[str, dict[int, float]]:

@@ -344,7 +344,7 @@ SAMPLING_WORDS = {
     "temperature": "temperature",
     "min_p": "min-p",
     "dry_multiplier": "DRY",
-    "dry_range": "over the last",
+    "dry_range": "DRY range",
     "presence_penalty": "presence penalty",
     "repetition_penalty": "θ",
 }

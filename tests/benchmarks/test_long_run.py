@@ -42,6 +42,12 @@ def test_parts_hold_all_tokens_and_the_time_of_their_steps(run: Path) -> None:
         assert row["auto"] == pytest.approx(100 * float(str(row["tokens_a_step"])))
 
 
+def test_parts_end_with_the_step_that_passes_a_multiple(run: Path) -> None:
+    state = load_whole(run)
+    state.steps = [(7, *state.steps[0][1:-1], 10)] * 21 + [(3, *state.steps[0][1:-1], 10)]
+    assert [row["part"] for row in parts_of(state, 50)] == [56, 105, 150]
+
+
 def test_a_process_is_killed_at_its_place(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_run, "POLL_SECONDS", 0.01)
     sleeping = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
