@@ -1,13 +1,15 @@
 """One long text of a real model: adaptive drafting and plain decoding, in turns.
 
     python -m benchmarks.long_text MODEL BOOK [--tokens 20000] [--prompt 1000] [--part 1000]
-        [--seed 1] [--sampling JSON] [--pause FILE] [--text FILE] [--out FILE]
+        [--seed 1] [--sampling JSON] [--llama PYTHON] [--pause FILE] [--text FILE] [--out FILE]
 
 MODEL is a GGUF file or a name of `benchmarks/models.toml`; BOOK a text file whose first tokens are
 continued, with the sampling of continued text unless ``--sampling`` says otherwise, such as
 ``'{"temperature": 0.9}'``. Both ways write the same text from the same prefilled prompt, in turns
-of some tokens; while a file that ``--pause`` names is there, no turn begins. Prints one line of
-JSON for each part of the text, and one for the whole.
+of some tokens; while a file that ``--pause`` names is there, no turn begins. PYTHON is an
+interpreter that has llama_cpp: afterwards llama.cpp runs the same tokens, 50 in the middle of each
+part one after another, which are timed, and the others in batches. Prints one line of JSON for each
+part of the text, and one for the whole.
 """
 
 from __future__ import annotations
@@ -16,12 +18,16 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+
+import torch
 
 from benchmarks.common import AUTO, PLAIN, first_litany
 from benchmarks.fetch import model_file
-from benchmarks.json_lines import publish
+from benchmarks.json_lines import LlamaProcess, publish
 from benchmarks.row import commit, machine
 from benchmarks.words import Measured
 from tokenswift import LLM
@@ -77,6 +83,51 @@ def compare(auto: tuple[Mark, Mark], plain: tuple[Mark, Mark]) -> Measured:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What llama.cpp takes for a text.
+
+    Attributes:
+        ends: of the parts, in tokens.
+        speeds: tokens a second in the middle of each part.
+        peak: bytes of memory, at most.
+        version: of llama_cpp.
+    """
+
+    ends: Sequence[int]
+    speeds: Sequence[float]
+    peak: int
+    version: str
+
+    def whole(self) -> Measured:
+        """Figures of the whole text, whose time follows from its parts' speeds."""
+        lengths = [end - start for start, end in pairwise([0, *self.ends])]
+        pairs = zip(lengths, self.speeds, strict=True)
+        seconds = sum(length / speed for length, speed in pairs)
+        return {
+            "llama": self.ends[-1] / seconds,
+            "llama_seconds": seconds,
+            "llama_peak": self.peak,
+            "llama_version": self.version,
+        }
+
+
+def run_llama(
+    python: str, file: Path, prompt: Sequence[int], tokens: Sequence[int], ends: Sequence[int]
+) -> Peer:
+    """Time llama.cpp on a text.
+
+    Args:
+        python: an interpreter that has llama_cpp.
+        ends: of the parts, each of at least 100 tokens.
+    """
+    with LlamaProcess(python, "llama_speed.py", file, torch.get_num_threads()) as process:
+        middles = [(start + end) // 2 for start, end in pairwise([0, *ends])]
+        question = {"prompt": prompt, "continuation": tokens, "samples": middles}
+        speeds = process.ask(question, list[float])
+        return Peer(ends, speeds, process.peak_bytes(), process.version)
+
+
 class LongText:
     """One text, written both ways.
 
@@ -84,6 +135,10 @@ class LongText:
         llm: the model.
         state: the prompt.
         options: the command line's.
+
+    Attributes:
+        ends: of its parts, in tokens.
+        auto, plain: the two ways.
     """
 
     def __init__(self, llm: LLM, state: Prefilled, options: argparse.Namespace) -> None:
@@ -103,6 +158,8 @@ class LongText:
             stream = state.stream(self._length, strategy, sampling=sampling)
             return DecodingSide(iter(stream))
 
+        ends = range(self._part, self._length + self._part, self._part)
+        self.ends = [min(end, self._length) for end in ends]
         self.auto = side(AUTO)
         self.plain = side(PLAIN)
 
@@ -111,15 +168,15 @@ class LongText:
         rows: list[Measured] = []
         auto = plain = START
         order = (self.auto, self.plain)
-        for end in range(self._part, self._length + self._part, self._part):
+        for end in self.ends:
             start = len(self.auto.tokens)
             for place, side in take_turns(order, range(start + TURN, end + TURN, TURN)):
                 wait_while(self._pause)
-                side.run_to(min(place, end, self._length))
+                side.run_to(min(place, end))
             auto_end = Mark.of(self.auto)
             plain_end = Mark.of(self.plain)
             row: Measured = {
-                "part": min(end, self._length),
+                "part": end,
                 "context": self._prompt + auto_end.tokens,
                 **compare((auto, auto_end), (plain, plain_end)),
                 "distinct_4": distinct(self.auto.tokens[auto.tokens :], 4),
@@ -163,6 +220,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--part", type=int, default=1000, help="tokens of a part")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sampling", default="{}", help="fields of SamplingParams, as JSON")
+    parser.add_argument("--llama", help="a Python interpreter that has llama_cpp")
     parser.add_argument("--pause", type=Path, help="while this file is there, no turn begins")
     parser.add_argument("--text", type=Path, help="the text is written to this file")
     parser.add_argument("--out", type=Path, help="rows are added to this file")
@@ -177,7 +235,13 @@ def main() -> int:
     ids = llm.encode(options.book.read_text(encoding="utf-8"))[: options.prompt]
     text = LongText(llm, llm.prefill(ids), options)
     parts = text.parts()
-    for measured in (*parts, text.figures()):
+    total = text.figures()
+    if options.llama is not None:
+        peer = run_llama(options.llama, file, ids, text.auto.tokens, text.ends)
+        for part, speed in zip(parts, peer.speeds, strict=True):
+            part["llama"] = speed
+        total |= peer.whole()
+    for measured in (*parts, total):
         row = {
             "model": file.stem,
             "dtype": llm.dtype,

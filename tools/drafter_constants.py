@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.real import CHAT, TASKS
 from tokenswift import LLM
 from tokenswift.speculation.costs import Costs
-from tokenswift.speculation.drafters import lookup, recycle
+from tokenswift.speculation.drafters import lookup, occurrences, recycle
 from tokenswift.types import Step
 
 ROW = 0.06  # cost of a row in plain passes
@@ -56,9 +56,9 @@ CHANGES = (
     Change(recycle, "_PRIOR", ((0.07, 0.2, 0.35), (0.3, 0.8, 1.0))),
     Change(recycle, "_FIRST", (2.0, 8.0)),
     Change(recycle, "_DECAY", (0.98, 0.995)),
-    Change(lookup, "LEAST", (2, 5)),
+    Change(occurrences, "LEAST", (2, 5)),
     Change(lookup, "MOST", (16, 64)),
-    Change(lookup, "_MAX_PLACES", (2, 8)),
+    Change(occurrences, "_MAX_PLACES", (2, 8)),
     Change(lookup, "_BEHIND", (0.06, 0.24)),
     Change(lookup, "_NEAR", (2, 8)),
     Change(lookup, "_MEMORY", (0.8, 0.95)),

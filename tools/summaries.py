@@ -248,6 +248,7 @@ def long_text(model: str) -> Table:
         for label, row in zip(labels_of(rows), rows, strict=True)
     ]
     head = ["new tokens", "plain, tokens/s", "automatic, tokens/s", "over plain", "tokens a step"]
+    head += ["different runs of four tokens"]
     below = (
         f"{total['model']} ({total['dtype']}) on {total['machine']}: {total['prompt']:,} tokens of "
         f"{total['book']}, continued by {total['tokens']:,}, in {total['auto_seconds'] / 60:.1f} "
@@ -255,7 +256,17 @@ def long_text(model: str) -> Table:
         f"{'yes' if total['identical'] else '**no**'}; {litany_of(total)}; "
         f"commit {total['commit']}."
     )
-    return Table([*head, "different runs of four tokens"], body, below)
+    if "llama" in total:
+        head += ["llama.cpp, tokens/s", "over llama.cpp"]
+        for cells, row in zip(body, rows, strict=True):
+            cells += [f"{row['llama']:.1f}", f"**{row['auto'] / row['llama']:.2f}**"]
+        below += (
+            f" llama.cpp ({total['llama_version']}) ran the same tokens without sampling: 50 in "
+            "the middle of each part one after another, the others in batches. At these speeds the "
+            f"text would take it {total['llama_seconds'] / 60:.1f} minutes; it held "
+            f"{total['llama_peak'] / 1e9:.1f} GB at most."
+        )
+    return Table(head, body, below)
 
 
 def processor(row: Row) -> str:

@@ -4,7 +4,9 @@
 
 KEYS is the type of keys and values, f16 or q8_0. Prints its version, then for each line of JSON on
 its input, {"prompt": tokens, "continuation": tokens}, the tokens a second of both: the prompt in
-batches, then one token after another. `llama_decode` runs them, without sampling.
+batches, then one token after another. With {"samples": places} besides, it is a list of tokens a
+second, one for each place of the continuation: 50 tokens there one after another, those between in
+batches. `llama_decode` runs them, without sampling.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Sequence
 import llama_cpp  # pyright: ignore[reportMissingImports]
 
 BATCH = 512  # tokens of the prompt in a pass
+SAMPLE = 50  # tokens that are timed at a place
 TYPES = {"f16": 1, "q8_0": 8}  # numbers of ggml's types
 
 
@@ -36,31 +39,67 @@ def decode(context: object, tokens: Sequence[int]) -> None:
     llama_cpp.llama_get_logits_ith(context, -1)
 
 
-def rates(
-    model: object, prompt: Sequence[int], continuation: Sequence[int], threads: int, keys: str
-) -> dict[str, float]:
-    """Tokens a second of a prompt and of what follows it."""
+def read(context: object, tokens: Sequence[int]) -> float:
+    """Seconds to run tokens in batches."""
+    start = time.perf_counter()
+    for first in range(0, len(tokens), BATCH):
+        decode(context, tokens[first : first + BATCH])
+    return time.perf_counter() - start
+
+
+def write(context: object, tokens: Sequence[int]) -> float:
+    """Seconds to run tokens one after another."""
+    start = time.perf_counter()
+    for token in tokens:
+        decode(context, [token])
+    return time.perf_counter() - start
+
+
+def new_context(model: object, size: int, threads: int, keys: str) -> object:
+    """Room for so many tokens."""
     params = llama_cpp.llama_context_default_params()
-    params.n_ctx = len(prompt) + len(continuation) + 64
+    params.n_ctx = size + 64
     params.n_batch = BATCH
     params.n_threads = threads
     params.n_threads_batch = threads
     params.flash_attn_type = 1
     params.type_k = TYPES[keys]
     params.type_v = TYPES[keys]
-    context = llama_cpp.llama_init_from_model(model, params)
-    start = time.perf_counter()
-    for first in range(0, len(prompt), BATCH):
-        decode(context, prompt[first : first + BATCH])
-    prompt_end = time.perf_counter()
-    for token in continuation:
-        decode(context, [token])
-    end = time.perf_counter()
+    return llama_cpp.llama_init_from_model(model, params)
+
+
+def rates(context: object, prompt: Sequence[int], continuation: Sequence[int]) -> dict[str, float]:
+    """Tokens a second of a prompt and of what follows it."""
+    reading = read(context, prompt)
+    writing = write(context, continuation)
+    return {"reading": len(prompt) / reading, "writing": len(continuation) / writing}
+
+
+def sampled_rates(
+    context: object, prompt: Sequence[int], continuation: Sequence[int], samples: Sequence[int]
+) -> list[float]:
+    """Tokens a second at places of a continuation."""
+    read(context, prompt)
+    speeds = []
+    known = 0
+    for place in samples:
+        read(context, continuation[known:place])
+        known = place + SAMPLE
+        speeds.append(SAMPLE / write(context, continuation[place:known]))
+    return speeds
+
+
+def answer(model: object, question: dict, threads: int, keys: str) -> object:
+    """What is answered to a line."""
+    prompt = question["prompt"]
+    continuation = question["continuation"]
+    context = new_context(model, len(prompt) + len(continuation), threads, keys)
+    if "samples" in question:
+        speeds = sampled_rates(context, prompt, continuation, question["samples"])
+    else:
+        speeds = rates(context, prompt, continuation)
     llama_cpp.llama_free(context)
-    return {
-        "reading": len(prompt) / (prompt_end - start),
-        "writing": len(continuation) / (end - prompt_end),
-    }
+    return speeds
 
 
 def main() -> None:
@@ -73,9 +112,7 @@ def main() -> None:
     keys = sys.argv[3] if len(sys.argv) > 3 else "f16"
     print(json.dumps(version()), flush=True)
     for line in sys.stdin:
-        question = json.loads(line)
-        answer = rates(model, question["prompt"], question["continuation"], threads, keys)
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer(model, json.loads(line), threads, keys)), flush=True)
 
 
 if __name__ == "__main__":

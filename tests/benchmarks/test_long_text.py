@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+import textwrap
 import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks.long_text import LongText, Mark, compare, wait_while
+from benchmarks.long_text import LongText, Mark, compare, run_llama, wait_while
 from benchmarks.words import Measured
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
@@ -81,6 +83,40 @@ def test_the_docs_show_the_newest_text(tmp_path: Path, monkeypatch: pytest.Monke
     table = summaries.long_text("m")
     assert [cells[0] for cells in table.body] == ["to 1,000", "to 1,500", "**all 1,500**"]
     assert "in 1.0 minutes instead of 2.0" in table.below
+
+
+def test_another_program_is_timed_in_the_middle_of_each_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a process that answers with the places that it is asked for."""
+    stand_in = tmp_path / "python"
+    program = """
+    import json, sys
+    print(json.dumps("1.0"), flush=True)
+    for line in sys.stdin:
+        print(json.dumps([place / 10 for place in json.loads(line)["samples"]]), flush=True)"""
+    stand_in.write_text(f"#!{sys.executable}\n{textwrap.dedent(program)}\n")
+    stand_in.chmod(0o700)
+    peer = run_llama(str(stand_in), tmp_path / "m.gguf", [1], list(range(300)), [200, 300])
+    assert peer.speeds == [10.0, 25.0]
+    assert peer.version == "1.0"
+    whole = peer.whole()
+    assert whole["llama_seconds"] == 200 / 10 + 100 / 25
+    assert whole["llama"] == 300 / 24
+
+
+def test_the_docs_show_another_program_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = {"llama_seconds": 180.0, "llama_peak": 2.5e9, "llama_version": "1.0"}
+    rows = [row_of(part=1500, llama=4.0), {**whole_of(1500), "llama": 4.0, **peer}]
+    file = tmp_path / "long-text.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(summaries, "LONG_TEXT", file)
+    table = summaries.long_text("m")
+    assert table.head[-2:] == ["llama.cpp, tokens/s", "over llama.cpp"]
+    assert [cells[-2:] for cells in table.body] == [["4.0", "**2.50**"]] * 2
+    assert "would take it 3.0 minutes; it held 2.5 GB" in table.below
 
 
 def test_a_text_not_yet_measured_names_the_command(

@@ -83,6 +83,7 @@ class Sampler:
         self.params = params
         self.row_by_row = row_by_row
         self.ranker = ranker
+        self.rules = rules
         self.device = torch.device(device)
         self.noise = Noise(params.seed, vocab_size, self.device)
         self._adjustments = Adjustments(params, rules, vocab_size, self.device)

@@ -21,8 +21,9 @@ from tokenswift.speculation.drafters.base import Drafter
 from tokenswift.speculation.drafters.eagle import EagleDrafter
 from tokenswift.speculation.drafters.heads import DEPTH, HeadDrafter
 from tokenswift.speculation.drafters.lookup import LENGTH, GrammarDrafter, Ngrams, PromptLookup
+from tokenswift.speculation.drafters.occurrences import DryLosses
 from tokenswift.speculation.drafters.partial import PartialDrafter, SparseContext
-from tokenswift.speculation.drafters.recycle import Recycle
+from tokenswift.speculation.drafters.recycle import Outcomes, Recycle
 from tokenswift.speculation.eagle.mtp import MtpModel
 from tokenswift.speculation.fixed_tree import FixedTreeStrategy
 from tokenswift.speculation.heads.modules import Heads
@@ -115,10 +116,7 @@ def auto(resources: Resources, options: AutoOptions, sampler: Sampler) -> Adapti
     if sampler.masks is not None:
         drafters.append(GrammarDrafter(sampler.masks))
     if options.ngrams != 0:
-        params = sampler.params
-        allowed_length = params.dry_allowed_length if params.dry_multiplier else None
-        drafters.append(PromptLookup(params.window > 0, allowed_length))
-        drafters.append(Recycle(sampler, coupled, learnt.outcomes))
+        drafters += free_drafters(sampler, coupled, learnt.outcomes)
     levels = None
     heads = resources.heads
     if heads is not None:
@@ -149,6 +147,16 @@ def auto(resources: Resources, options: AutoOptions, sampler: Sampler) -> Adapti
     if resources.eagle is not None:
         drafters.append(EagleDrafter(resources.eagle))
     return AdaptiveStrategy(drafters, sampler, coupled, learnt)
+
+
+def free_drafters(sampler: Sampler, coupled: bool, outcomes: Outcomes) -> list[Drafter]:
+    """Prompt lookup and token recycling, which heed DRY where the sampling has it."""
+    params = sampler.params
+    if not params.dry_multiplier:
+        return [PromptLookup(params.window > 0), Recycle(sampler, coupled, outcomes)]
+    lookup = PromptLookup(params.window > 0, params.dry_allowed_length)
+    dry = DryLosses(params, sampler.rules.breakers, lookup.occurrences)
+    return [lookup, Recycle(sampler, coupled, outcomes, dry)]
 
 
 def _uses_passes(resources: Resources, options: AutoOptions) -> bool:

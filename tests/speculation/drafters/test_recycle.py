@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from tests.speculation.drafters.prices import fix_prices
 from tests.speculation.drafters.test_accepted import GREEDY, NOISY, PROMPT, llm_of, prompt
+from tokenswift import SamplingParams
+from tokenswift.sampling.sampler import Sampler
+from tokenswift.speculation import methods
 from tokenswift.speculation.drafters import recycle
+from tokenswift.speculation.drafters.base import Candidates
 from tokenswift.speculation.drafters.lookup import PromptLookup
-from tokenswift.speculation.drafters.recycle import RANKED, Rankings
+from tokenswift.speculation.drafters.recycle import RANKED, Rankings, Recycle
 
 
 def test_rankings_are_found_by_the_longest_end() -> None:
@@ -49,3 +56,21 @@ def test_earlier_rankings_are_accepted(monkeypatch: pytest.MonkeyPatch, sampling
     assert sum(step.accepted for step in late) > 3 * len(late)
     plain = llm.generate(prompt(PROMPT), 400, "autoregressive", sampling=params)
     assert [token for step in steps for token in step.token_ids] == plain.token_ids
+
+
+@pytest.mark.parametrize(("multiplier", "likeliest"), [(0.0, 15), (0.8, 40)])
+def test_candidates_are_ranked_under_dry(multiplier: float, likeliest: int) -> None:
+    """A token that DRY penalises is not the likeliest candidate."""
+    params = SamplingParams(greedy=True, dry_multiplier=multiplier, dry_breakers=())
+    sampler = Sampler(params, 64)
+    lookup, drafter = methods.free_drafters(sampler, True, {})
+    text: Any = SimpleNamespace(
+        tokens=[*range(10, 30), 5, *range(10, 15)], eos=set(), raise_if_cancelled=lambda: None
+    )
+    lookup.begin(text)
+    assert isinstance(drafter, Recycle)
+    drafter.rankings.put(text.tokens, [15, 40, 41, 42], [9.0, 8.0, 2.0, 1.0])
+    candidates = Candidates(text, sampler, True)
+    candidates.ask(drafter)
+    chances = candidates.tree.chances[1:]
+    assert candidates.tree.tokens[1 + chances.index(max(chances))] == likeliest

@@ -35,16 +35,16 @@ from tokenswift.sampling.masks import Masks
 from tokenswift.sampling.noise import gumbels_of
 from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.calibration import Regression
+from tokenswift.speculation.drafters import occurrences
 from tokenswift.speculation.drafters.base import Candidates, Drafter, Outcome
+from tokenswift.speculation.drafters.occurrences import Occurrences
 from tokenswift.speculation.sequence_state import SequenceState
 
 LENGTH = 4  # n of the n-grams that are drafted, as in the paper
 # Each of these stands with what half of it and twice as much, or the values named, do to tokens a
 # unit of time: the mean over four texts of 160 tokens of the default model at a fixed price of rows
 # (`tools/drafter_constants.py`), in which ±1% is noise. The weights below were fitted with them.
-LEAST = 3  # length of a match at least: 2 +2.2%, 5 -2.3%
 MOST = 32  # length of a match that is compared, and of a draft, at most: +.6, 0%
-_MAX_PLACES = 4  # occurrences remembered of the same LEAST tokens, the newest ones: +.6, +.2%
 # counts as a matching token where a match goes on behind a wrong one: +.1, 0%
 _BEHIND = 0.12
 _NEAR = 4  # tokens before a copied one of which the share of new ones counts: -.4, +.9%
@@ -141,15 +141,17 @@ class PromptLookup(Drafter):
         penalised: whether the sampler penalises repetition, which makes copies less likely.
         allowed_length: of repetitions, where the sampler penalises longer ones (DRY); None: it does
             not.
+
+    Attributes:
+        occurrences: of the text.
     """
 
     name = "lookup"
     source = "ngram"
 
     def __init__(self, penalised: bool, allowed_length: int | None = None) -> None:
-        self._text: list[int] = []
+        self.occurrences = Occurrences()
         self._new: list[bool] = []  # for each token, whether no match predicted it
-        self._places: dict[tuple[int, ...], list[int]] = {}
         self._chance = Regression(_PENALISED_WEIGHTS if penalised else _WEIGHTS).chance
         self._recent = 0.0  # running share of right predictions
         self._follow = -1  # place of the token that the followed match predicts next; -1: none
@@ -170,7 +172,7 @@ class PromptLookup(Drafter):
             length = self._agreed + _BEHIND
         if not places:
             return
-        text = self._text
+        text = self.occurrences.text
         end = len(text)
         best = places[0]
         node = 0
@@ -208,35 +210,30 @@ class PromptLookup(Drafter):
 
     def _extend(self, tokens: list[int]) -> None:
         """Append tokens to the text and index them; follow the match."""
-        text = self._text
+        text = self.occurrences.text
         for token in tokens:
             hit = self._follow >= 0 and text[self._follow] == token
             self._new.append(not hit)
-            text.append(token)
+            earlier = self.occurrences.append(token)
             if self._follow >= 0:
                 self._follow += 1
                 self._agreed = self._agreed + 1 if hit else 0
-            known = self._places.setdefault(tuple(text[-LEAST:]), [])
-            if known and self._agreed < LEAST:
-                self._follow = known[-1]
-                self._agreed = LEAST
-            known.append(len(text))
-            if len(known) > _MAX_PLACES:
-                del known[0]
+            if earlier is not None and self._agreed < occurrences.LEAST:
+                self._follow = earlier
+                self._agreed = occurrences.LEAST
 
     def _matches(self) -> tuple[list[int], int]:
         """Places after earlier occurrences of the newest tokens, the longest match first; and its
         length."""
-        text = self._text
-        places = self._places.get(tuple(text[-LEAST:]), [])[:-1]  # the last one is the text's end
+        places = self.occurrences.before_end()
         matches = sorted(((self._match_length(place), place) for place in places), reverse=True)
         longest = matches[0][0] if matches else 0
         return [place for _, place in matches], longest
 
     def _match_length(self, place: int) -> int:
-        """How many tokens before a place are the newest ones, of which LEAST are known to be."""
-        text = self._text
-        length = LEAST
+        """How many tokens before a place are the newest ones; the first few are known to be."""
+        text = self.occurrences.text
+        length = occurrences.LEAST
         while length < min(MOST, place) and text[place - 1 - length] == text[-1 - length]:
             length += 1
         return length

@@ -3,10 +3,10 @@ earlier.
 
 Every row of a verify pass has logits, even that of a rejected draft. The best few tokens of each
 are kept under the last three, two and one tokens of the row's context. Wherever a later context
-ends in these tokens (the longest known end counts), they become candidates. With coupled drafting
-they are ranked by the kept logits plus the noise of the new position, which the target will add
-too. A candidate's chance is learnt by the length of the context, its rank, and its share of
-probability among the kept tokens.
+ends in these tokens (the longest known end counts), they become candidates. They are ranked by the
+kept logits, less what DRY will take from them; with coupled drafting plus the noise of the new
+position, which the target will add too. A candidate's chance is learnt by the length of the
+context, its rank, and its share of probability among the kept tokens.
 
 Prompts add nothing, since prefill computes no logits.
 """
@@ -25,6 +25,7 @@ from tokenswift.memory import Need
 from tokenswift.sampling.noise import gumbel, position_key
 from tokenswift.sampling.sampler import Sampler
 from tokenswift.speculation.drafters.base import Candidates, Drafter, Outcome
+from tokenswift.speculation.drafters.occurrences import DryLosses
 from tokenswift.speculation.sequence_state import SequenceState
 from tokenswift.types import DraftTree
 
@@ -98,12 +99,20 @@ class Recycle(Drafter):
         sampler: the target's choice rule.
         coupled: rank with the target's noise.
         outcomes: right candidates, and all, by kind; shared with other sequences of the model.
+        dry: what DRY takes from candidates; None: the sampling has no DRY.
     """
 
     name = source = "recycle"
 
-    def __init__(self, sampler: Sampler, coupled: bool, outcomes: Outcomes | None = None) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        coupled: bool,
+        outcomes: Outcomes | None = None,
+        dry: DryLosses | None = None,
+    ) -> None:
         self.sampler = sampler
+        self._dry = dry
         self.params = sampler.params
         self.rankings = Rankings()
         self.coupled = coupled and not sampler.params.greedy
@@ -142,6 +151,9 @@ class Recycle(Drafter):
         if ranking is None:
             return set()
         length, tokens, logits = ranking
+        if self._dry is not None:
+            losses = self._dry.losses(path, tokens)
+            logits = [logit - loss for logit, loss in zip(logits, losses, strict=True)]
         scores = self._scores(tokens, logits, position=len(text) + len(path))
         order = sorted(range(RANKED), key=scores.__getitem__, reverse=True)
         weights = [math.exp(score - scores[order[0]]) for score in scores]
