@@ -20,6 +20,7 @@ from benchmarks.words import Row, model_words
 from tokenswift.cli.results import enumeration
 from tools.summaries import (
     NO_CLAIM,
+    REAL_MACHINE,
     SUMMARIES,
     lengths_rows,
     long_text,
@@ -35,7 +36,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", DOCS / "benchmarks.md")
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DRAWN = ("speed", "rivals")
-REAL_MACHINE = "EPYC"  # whose rows README shows
 #: what stands around the tables of docs/results.md
 RESULTS_PAGE = Path(__file__).with_name("results_page.md")
 #: models whose long texts are shown

@@ -21,6 +21,7 @@ WAYS = ("paper, published rule", "paper, exact rule", "ours, fixed tree", "auto"
 QUALITY = Path(__file__).parents[1] / "benchmarks" / "results" / "quality.jsonl"
 PEER_KIND = "llama.cpp, f16 keys"
 REAL = Path(__file__).parents[1] / "benchmarks" / "results" / "real.jsonl"
+REAL_MACHINE = "EPYC"  # the kind of processor whose rows README shows
 LONG_TEXT = Path(__file__).parents[1] / "benchmarks" / "results" / "long-text.jsonl"
 LONG_RUN = Path(__file__).parents[1] / "benchmarks" / "results" / "long-run.jsonl"
 RECURRENT = Path(__file__).parents[1] / "benchmarks" / "results" / "recurrent.jsonl"
@@ -224,15 +225,18 @@ def litany_of(total: Row) -> str:
     return "no litany" if litany is None else f"the first litany begins at token {litany:,}"
 
 
-def long_text_rows(model: str) -> list[Row]:
-    """The rows of the newest long text of a model: its parts, then the whole; [] without any."""
+def long_text_rows(model: str, kind: str = REAL_MACHINE) -> list[Row]:
+    """The rows of the newest long text of a model on a kind of processor: its parts, then the
+    whole; [] without any."""
     text = LONG_TEXT.read_text(encoding="utf-8") if LONG_TEXT.is_file() else ""
-    return newest_text([row for row in map(json.loads, text.splitlines()) if row["model"] == model])
+    rows = [json.loads(line) for line in text.splitlines()]
+    return newest_text([row for row in rows if row["model"] == model and processor(row) == kind])
 
 
-def long_text(model: str) -> Table:
-    """The newest long text of a model, by its parts, with the whole in the last line."""
-    rows = long_text_rows(model)
+def long_text(model: str, kind: str = REAL_MACHINE) -> Table:
+    """The newest long text of a model on a kind of processor, by its parts, with the whole in the
+    last line."""
+    rows = long_text_rows(model, kind)
     if not rows:
         return Table([], [], f"Not measured yet: `python -m benchmarks.long_text {model} BOOK`.")
     total = rows[-1]
@@ -270,9 +274,10 @@ def long_text(model: str) -> Table:
 
 
 def processor(row: Row) -> str:
-    """The kind of processor of a row, in a word."""
+    """The kind of processor of a row, in a word or two."""
     machine: str = row["machine"]
-    return next((kind for kind in ("EPYC", "Xeon") if kind in machine), machine)
+    kind = next((kind for kind in ("EPYC", "Xeon") if kind in machine), machine)
+    return f"{kind}, AVX2" if "(AVX2" in machine else kind
 
 
 def long_run() -> Table:
@@ -499,3 +504,4 @@ SUMMARIES["agreement"] = agreement
 SUMMARIES["long-run"] = long_run
 SUMMARIES["mixtures"] = mixtures
 SUMMARIES["long-text"] = partial(long_text, "qwen2.5-coder-1.5b-q4_k_m")
+SUMMARIES["long-text-avx2"] = partial(long_text, "qwen2.5-coder-1.5b-q4_k_m", "EPYC, AVX2")

@@ -99,3 +99,15 @@ def test_the_docs_show_the_newest_row_of_a_program(
     assert table.body == [["cpu", "64", "p 1.2", "7", "7.0", "", "1.0", "1.0"]]
     monkeypatch.setattr(summaries, "LENGTHS", tmp_path / "none.jsonl")
     assert "Not measured yet" in summaries.lengths().below
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind"),
+    [
+        ("AMD EPYC (AVX512), 2 threads", "EPYC"),
+        ("AMD EPYC (AVX2 without bfloat16 products), 2 threads", "EPYC, AVX2"),
+        ("Intel(R) Xeon(R) Processor (AVX512), 2 threads", "Xeon"),
+    ],
+)
+def test_processors_with_other_instructions_are_told_apart(machine: str, kind: str) -> None:
+    assert summaries.processor({"machine": machine}) == kind
