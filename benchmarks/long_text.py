@@ -37,6 +37,7 @@ from tokenswift.turns import DecodingSide, take_turns
 from tokenswift.types import distinct
 
 TURN = 250  # tokens of a turn
+SHORTEST_PART = 100  # tokens of a part that llama.cpp is timed in: twice what is timed
 PAUSE_SECONDS = 1.0  # between looks at the file that says to wait
 
 
@@ -84,7 +85,7 @@ def compare(auto: tuple[Mark, Mark], plain: tuple[Mark, Mark]) -> Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class LlamaSpeeds:
     """What llama.cpp takes for a text.
 
     Attributes:
@@ -99,7 +100,7 @@ class Peer:
     peak: int
     version: str
 
-    def whole(self) -> Measured:
+    def totals(self) -> Measured:
         """Figures of the whole text, whose time follows from its parts' speeds."""
         lengths = [end - start for start, end in pairwise([0, *self.ends])]
         pairs = zip(lengths, self.speeds, strict=True)
@@ -114,18 +115,18 @@ class Peer:
 
 def run_llama(
     python: str, file: Path, prompt: Sequence[int], tokens: Sequence[int], ends: Sequence[int]
-) -> Peer:
+) -> LlamaSpeeds:
     """Time llama.cpp on a text.
 
     Args:
         python: an interpreter that has llama_cpp.
-        ends: of the parts, each of at least 100 tokens.
+        ends: of the parts.
     """
     with LlamaProcess(python, "llama_speed.py", file, torch.get_num_threads()) as process:
         middles = [(start + end) // 2 for start, end in pairwise([0, *ends])]
         question = {"prompt": prompt, "continuation": tokens, "samples": middles}
         speeds = process.ask(question, list[float])
-        return Peer(ends, speeds, process.peak_bytes(), process.version)
+        return LlamaSpeeds(ends, speeds, process.peak_bytes(), process.version)
 
 
 class LongText:
@@ -224,7 +225,10 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--pause", type=Path, help="while this file is there, no turn begins")
     parser.add_argument("--text", type=Path, help="the text is written to this file")
     parser.add_argument("--out", type=Path, help="rows are added to this file")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.llama is not None and options.part < SHORTEST_PART:
+        parser.error(f"--part is {options.part}; valid with --llama: at least {SHORTEST_PART}")
+    return options
 
 
 def main() -> int:
@@ -237,10 +241,10 @@ def main() -> int:
     parts = text.parts()
     total = text.figures()
     if options.llama is not None:
-        peer = run_llama(options.llama, file, ids, text.auto.tokens, text.ends)
-        for part, speed in zip(parts, peer.speeds, strict=True):
+        llama = run_llama(options.llama, file, ids, text.auto.tokens, text.ends)
+        for part, speed in zip(parts, llama.speeds, strict=True):
             part["llama"] = speed
-        total |= peer.whole()
+        total |= llama.totals()
     for measured in (*parts, total):
         row = {
             "model": file.stem,

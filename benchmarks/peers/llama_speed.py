@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import llama_cpp  # pyright: ignore[reportMissingImports]
 
@@ -84,12 +84,13 @@ def sampled_rates(
     known = 0
     for place in samples:
         read(context, continuation[known:place])
-        known = place + SAMPLE
-        speeds.append(SAMPLE / write(context, continuation[place:known]))
+        timed = continuation[place : place + SAMPLE]
+        speeds.append(len(timed) / write(context, timed))
+        known = place + len(timed)
     return speeds
 
 
-def answer(model: object, question: dict, threads: int, keys: str) -> object:
+def answer(model: object, question: Mapping[str, Sequence[int]], threads: int, keys: str) -> object:
     """What is answered to a line."""
     prompt = question["prompt"]
     continuation = question["continuation"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.long_text import LongText, Mark, compare, run_llama, wait_while
+from benchmarks.long_text import LongText, Mark, compare, parse_options, run_llama, wait_while
 from benchmarks.words import Measured
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
@@ -91,6 +91,16 @@ def test_the_docs_show_the_newest_text(tmp_path: Path, monkeypatch: pytest.Monke
     assert "in 1.0 minutes instead of 2.0" in table.below
 
 
+def test_parts_too_short_to_time_llama_in(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["long_text", "m", "b.txt", "--part", "99", "--llama", "python"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match="2"):
+        parse_options()
+    assert "--part is 99; valid with --llama: at least 100" in capsys.readouterr().err
+
+
 def test_another_program_is_timed_in_the_middle_of_each_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,15 +113,15 @@ def test_another_program_is_timed_in_the_middle_of_each_part(
         print(json.dumps([place / 10 for place in json.loads(line)["samples"]]), flush=True)"""
     stand_in.write_text(f"#!{sys.executable}\n{textwrap.dedent(program)}\n")
     stand_in.chmod(0o700)
-    peer = run_llama(str(stand_in), tmp_path / "m.gguf", [1], list(range(300)), [200, 300])
-    assert peer.speeds == [10.0, 25.0]
-    assert peer.version == "1.0"
-    whole = peer.whole()
-    assert whole["llama_seconds"] == 200 / 10 + 100 / 25
-    assert whole["llama"] == 300 / 24
+    llama = run_llama(str(stand_in), tmp_path / "m.gguf", [1], list(range(300)), [200, 300])
+    assert llama.speeds == [10.0, 25.0]
+    assert llama.version == "1.0"
+    totals = llama.totals()
+    assert totals["llama_seconds"] == 200 / 10 + 100 / 25
+    assert totals["llama"] == 300 / 24
 
 
-def test_the_docs_show_another_program_beside(
+def test_the_docs_compare_with_another_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = {"llama_seconds": 180.0, "llama_peak": 2.5e9, "llama_version": "1.0"}
