@@ -19,7 +19,8 @@ declare -A LIMIT=([facts]=600 [tests]=400 [small]=300 [table]=300)
 if [ "${1:-}" = kit ]; then # for Python 3.12 on x86-64
     mkdir -p $KIT/wheels $KIT/cache
     "$PYTHON" -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
-        --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 -d $KIT/wheels "${WHEELS[@]}" || exit 1
+        --platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
+        -d $KIT/wheels "${WHEELS[@]}" || exit 1
     from=${TOKENSWIFT_CACHE:-$HOME/.cache/tokenswift}/smollm2-135m
     [ -d "$from" ] || { echo "error: there is no default model in $from; tokenswift demo makes it" >&2; exit 1; }
     cp -r "$from" $KIT/cache/ && du -sm $KIT/*

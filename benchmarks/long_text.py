@@ -253,7 +253,7 @@ def main() -> int:
             "seed": options.seed,
             "sampling": json.loads(options.sampling),
             **measured,
-            "machine": machine("cpu"),
+            "machine": machine(llm.device),
             "commit": commit(),
         }
         publish(row, options.out)

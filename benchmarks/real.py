@@ -342,7 +342,7 @@ def main() -> int:
                 "dtype": llm.dtype,
                 **measured,
                 "eagle": Path(options.eagle).name,
-                "machine": machine("cpu"),
+                "machine": machine(llm.device),
                 "commit": commit(),
             }
             if peer:

@@ -9,6 +9,8 @@ import torch
 
 from tests.lossless.test_strategies import PROMPT, draft_for, runs
 from tests.lossless.test_tokens import NUCLEUS, OPTIONS, PAPER, random_heads
+from tests.speculation.drafters.test_eagle_rows import FORMS, SAMPLINGS, TEXT, drafts_always
+from tests.speculation.eagle_drafters import random_eagle
 from tests.tiny import FAMILIES, VOCAB, tiny_model
 from tokenswift import LLM, SamplingParams, resume
 
@@ -46,6 +48,19 @@ def test_every_strategy_on_cuda(family: str) -> None:
         for strategy, options in runs(draft):
             drafted = llm.generate(PROMPT, 70, strategy, options, params, ignore_eos=True)
             assert drafted.token_ids == plain.token_ids, (strategy, params, options)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_trained_drafter_on_cuda(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """It drafts in every step, and the text is plain decoding's."""
+    drafts_always(monkeypatch)
+    eagle = random_eagle(window=9, **FORMS[form])
+    llm = LLM.from_model(tiny_model("llama").cuda(), heads=None, eagle=eagle)
+    for params in SAMPLINGS.values():
+        plain = llm.generate(TEXT, 60, "autoregressive", sampling=params, ignore_eos=True)
+        drafted = llm.generate(TEXT, 60, "auto", sampling=params, ignore_eos=True)
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.metrics.steps > 0
 
 
 def test_the_same_tokens_as_on_the_cpu() -> None:

@@ -46,6 +46,17 @@ def _eager(model, tokens: list[int]) -> torch.Tensor:
         return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
 
 
+def test_positions_go_to_the_backends_device() -> None:
+    """Those that are computed from a config are on the CPU at first."""
+    model = tiny_model("gemma3")
+    rotary = rotary_of(model)
+    assert rotary.frequencies is not None
+    assert rotary.frequencies.device.type == "cpu"
+    moved = GenericTarget(model.to("meta"), Backend("meta"), rotary).rotary
+    assert moved.frequencies is not None
+    assert moved.frequencies.device.type == "meta"
+
+
 def lengths(usual: int, *others: int) -> list[object]:
     """Families and lengths: in the fast suite all of the one, and each length of some of the
     other."""

@@ -90,7 +90,7 @@ class BaseTarget(ABC):
 
     def __init__(self, config: Any, head: Tensor, rotary: Rotary, backend: Backend) -> None:
         self.config = config
-        self.rotary = rotary
+        self.rotary = rotary.to(backend.device)
         self.backend = backend
         self.device = head.device
         self.dtype = head.dtype

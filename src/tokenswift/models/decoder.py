@@ -84,8 +84,8 @@ class NativeTarget(BaseTarget):
         if from_files:
             release_free_memory()
         self.body = backend.body(self._shape(), weights)
-        long = rotary.of_long()
-        self._angles = AngleTable(rotary)
+        long = self.rotary.of_long()
+        self._angles = AngleTable(self.rotary)
         self._long_angles = None if long is None else AngleTable(long)
         self._count_bytes(weights)
 

@@ -314,12 +314,11 @@ class FromFiles(Source):
     def target(self, on_progress: OnProgress | None = None) -> Target:
         """See :class:`Source`."""
         weights = self._files.weights
-        rotary = self._files.rotary.to(self.backend.device)
         if on_progress is not None:
             for done in (0, len(weights.entries)):  # tensors are read while they are packed
                 on_progress("load", done, len(weights.entries))
         with fitting(self.name, self.host.device):
-            return NativeTarget(weights, self.backend, rotary, on_progress=on_progress)
+            return NativeTarget(weights, self.backend, self._files.rotary, on_progress=on_progress)
 
     def _identity(self) -> dict[str, str]:
         files = self._files

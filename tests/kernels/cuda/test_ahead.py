@@ -132,7 +132,13 @@ def test_attention_fetches_keys_ahead_with_the_cards_own_products(card: int) -> 
 
 
 @pytest.mark.parametrize(
-    "width,dtype,cap", [(80, torch.float16, 0.0), (256, torch.float32, 0.0), (256, BF16, 50.0)]
+    "width,dtype,cap",
+    [
+        (8, torch.float32, 0.0),
+        (80, torch.float16, 0.0),
+        (256, torch.float32, 0.0),
+        (256, BF16, 50.0),
+    ],
 )
 @pytest.mark.parametrize("card", SHARED_MEMORY)
 def test_attention_fits_into_a_processor(

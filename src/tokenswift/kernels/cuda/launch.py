@@ -22,6 +22,7 @@ from tokenswift.kernels.weights import LayerWeights, Shape
 #: bytes of shared memory that a program may have on the cards that have least
 LEAST_SHARED_MEMORY = 99 << 10
 GATED_SIZE = 1024  # numbers of a program of `gated`
+LEAST_DOT_WIDTH = 16  # columns of a matrix that Triton multiplies, at least
 
 
 class TritonKernel(Protocol):
@@ -170,7 +171,7 @@ class Kernels:
             "window": window,
             "H": heads,
             "D": width,
-            "DP": next_power(width),
+            "DP": max(LEAST_DOT_WIDTH, next_power(width)),
         }
         self._attend_chunks(batch, query, layer, shape, shared)
         self.run(merge, grid=(rows, heads), warps=4, stages=1, out=out, **shared)
