@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # The first half hour on a CUDA card: ten minutes of facts, the tests that need a card, the default model's texts and
-# speed, the paper's table. Rows are written as they are measured; what fails or runs out of time says so and stops
-# nothing else.
-#   benchmarks/gpu.sh [PART...]      all parts, or those that are named: facts, tests, small, table
+# speed, the paper's table; and of a real model its speed and where the time of a step goes. Rows are written as they are
+# measured; what fails or runs out of time says so and stops nothing else.
+#   benchmarks/gpu.sh [PART...]      all parts, or those that are named: facts, tests, small, table, real
 #   benchmarks/gpu.sh kit            gather wheels and the default model in build/gpu-kit, for a machine without a network
-# RESULTS names the folder of rows (default: build/gpu): card.jsonl, rows.jsonl, paper/rows.jsonl and gpu.log.
+# RESULTS names the folder of rows (default: build/gpu): card.jsonl, rows.jsonl, paper/rows.jsonl, real.jsonl, steps.jsonl and
+# gpu.log.
 # The kit is used where it is: wheels from build/gpu-kit/wheels, the default model from build/gpu-kit/cache.
 # NOVELS names a folder of long texts for small and table (default: our own, of 1,000 tokens).
+# MODEL names the GGUF file of real; without one, real is left out. WORKERS: processes that run tests (default: 8).
 # PYTHON names the interpreter.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -14,7 +16,7 @@ PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo pyth
 RESULTS=${RESULTS:-build/gpu} KIT=build/gpu-kit
 # what a machine with torch, Triton and transformers lacks
 WHEELS=("msgspec>=0.20" gguf beartype "llguidance>=1.9,<2" "shtab>=1.7" "prompt_toolkit>=3.0.40" wcwidth)
-declare -A LIMIT=([facts]=600 [tests]=400 [small]=300 [table]=300)
+declare -A LIMIT=([facts]=600 [tests]=600 [small]=300 [table]=300 [real]=200)
 
 if [ "${1:-}" = kit ]; then # for Python 3.12 on x86-64
     mkdir -p $KIT/wheels $KIT/cache
@@ -48,17 +50,22 @@ texts() { # our own of 1,000 tokens, or novels
 }
 
 facts() { run "$PYTHON" -m benchmarks.card --results "$RESULTS" --seconds $((LIMIT[facts] - 10)); }
-tests() { run "$PYTHON" -m pytest -q -s -m gpu -p no:cacheprovider tests/gpu tests/sampling/test_noise.py; }
+tests() { run "$PYTHON" -m pytest -q -m gpu -n "${WORKERS:-8}" -p no:cacheprovider -p no:benchmark tests/gpu tests/sampling/test_noise.py; }
 small() { # the default model: the same text from every strategy, and its speed
     local on="--results $RESULTS --device cuda --dtype bfloat16"
     run "$PYTHON" -m benchmarks run speed --preset smoke $on
     run "$PYTHON" -m benchmarks run speed --preset cpu $(texts) $on
 }
 table() { run "$PYTHON" -m benchmarks run table3 --preset cpu $(texts) --set points=400 --results "$RESULTS/paper" --device cuda; }
+real() {
+    if [ -z "${MODEL:-}" ]; then say "MODEL names no GGUF file"; return; fi
+    run "$PYTHON" -m benchmarks.real "$MODEL" --rounds 1 --only novel code "novel, after 3,000 tokens" 16384 --out "$RESULTS/real.jsonl"
+    run "$PYTHON" -m benchmarks.step_times "$MODEL" --out "$RESULTS/steps.jsonl"
+}
 
 wrong=0
-for part in ${*:-facts tests small table}; do
-    [ -n "${LIMIT[$part]:-}" ] || { echo "error: part is '$part'; valid: kit, facts, tests, small, table" >&2; exit 2; }
+for part in ${*:-facts tests small table real}; do
+    [ -n "${LIMIT[$part]:-}" ] || { echo "error: part is '$part'; valid: kit, facts, tests, small, table, real" >&2; exit 2; }
     deadline=$((SECONDS + LIMIT[$part]))
     say "== $part, up to ${LIMIT[$part]} seconds"
     "$part"

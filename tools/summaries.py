@@ -14,6 +14,7 @@ from benchmarks.tables import Table
 from benchmarks.words import Row
 from tokenswift.cli.results import enumeration
 from tokenswift.config.sampling import CONTINUED, NEUTRAL, SamplingParams, settings_of
+from tools import cards
 
 NO_CLAIM = "none at hand as numbers"  # of specs
 #: ways of drafting that most of the paper's tables have a line of
@@ -23,6 +24,7 @@ PEER_KIND = "llama.cpp, f16 keys"
 REAL = Path(__file__).parents[1] / "benchmarks" / "results" / "real.jsonl"
 REAL_MACHINE = "EPYC"  # the kind of processor whose rows README shows
 LONG_TEXT = Path(__file__).parents[1] / "benchmarks" / "results" / "long-text.jsonl"
+LONG_TEXT_MODEL = "qwen2.5-coder-1.5b-q4_k_m"
 LONG_RUN = Path(__file__).parents[1] / "benchmarks" / "results" / "long-run.jsonl"
 RECURRENT = Path(__file__).parents[1] / "benchmarks" / "results" / "recurrent.jsonl"
 LENGTHS = Path(__file__).parents[1] / "benchmarks" / "results" / "lengths.jsonl"
@@ -273,6 +275,39 @@ def long_text(model: str, kind: str = REAL_MACHINE) -> Table:
     return Table(head, body, below)
 
 
+def long_text_programs() -> Table:
+    """The newest long text in a few lines: time, speed and memory, with and without drafts, and of
+    llama.cpp."""
+    rows = long_text_rows(LONG_TEXT_MODEL)
+    if not rows or "llama" not in rows[-1]:
+        command = f"python -m benchmarks.long_text {LONG_TEXT_MODEL} BOOK --llama PYTHON"
+        return Table([], [], f"Not measured yet: `{command}`.")
+    total = rows[-1]
+    peaks = [
+        row["peak"]
+        for row in lengths_rows()
+        if row["program"] == "tokenswift"
+        and processor(row) == REAL_MACHINE
+        and row["context"] >= total["tokens"]
+    ]
+    memory = {"auto": min(peaks, default=None), "llama": total["llama_peak"]}
+    body: list[list[str]] = []
+    for side, name in {"auto": "**with drafts**", "plain": "plain", "llama": "llama.cpp"}.items():
+        peak = memory.get(side)
+        body.append(
+            [
+                name,
+                f"{total[f'{side}_seconds'] / 60:.1f}",
+                f"{total[side]:.1f}",
+                f"{total[side] / total['plain']:.2f}",
+                f"{total[side] / total['llama']:.2f}",
+                tables.MISSING if peak is None else f"{peak / 1e9:.1f}",
+            ]
+        )
+    head = [f"{total['tokens']:,} tokens of a novel", "minutes", "tokens/s", "over plain"]
+    return Table([*head, "over llama.cpp", "memory, GB"], body)
+
+
 def processor(row: Row) -> str:
     """The kind of processor of a row, in a word or two."""
     machine: str = row["machine"]
@@ -503,5 +538,8 @@ SUMMARIES["recurrent"] = recurrent
 SUMMARIES["agreement"] = agreement
 SUMMARIES["long-run"] = long_run
 SUMMARIES["mixtures"] = mixtures
-SUMMARIES["long-text"] = partial(long_text, "qwen2.5-coder-1.5b-q4_k_m")
-SUMMARIES["long-text-avx2"] = partial(long_text, "qwen2.5-coder-1.5b-q4_k_m", "EPYC, AVX2")
+SUMMARIES["passes-h200"] = cards.passes
+SUMMARIES["real-h200"] = cards.real
+SUMMARIES["long-text"] = partial(long_text, LONG_TEXT_MODEL)
+SUMMARIES["long-text-programs"] = long_text_programs
+SUMMARIES["long-text-avx2"] = partial(long_text, LONG_TEXT_MODEL, "EPYC, AVX2")

@@ -91,6 +91,36 @@ def test_the_docs_show_the_newest_text(tmp_path: Path, monkeypatch: pytest.Monke
     assert "in 1.0 minutes instead of 2.0" in table.below
 
 
+def test_programs_are_shown_beside_one_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our memory is that of the shortest context that is as long as the text."""
+    texts = tmp_path / "long-text.jsonl"
+    lengths = tmp_path / "lengths.jsonl"
+    monkeypatch.setattr(summaries, "LONG_TEXT", texts)
+    monkeypatch.setattr(summaries, "LENGTHS", lengths)
+    assert "Not measured yet" in summaries.long_text_programs().below
+    total = {
+        **whole_of(1500),
+        "model": summaries.LONG_TEXT_MODEL,
+        "llama": 2.5,
+        "llama_seconds": 600.0,
+        "llama_peak": 2e9,
+    }
+    texts.write_text(json.dumps(total) + "\n")
+    machine = "AMD EPYC (AVX512), 2 threads"
+    contexts = [
+        {"context": context, "program": "tokenswift", "machine": machine, "peak": peak}
+        for context, peak in ((1000, 1e9), (1600, 3e9), (9000, 4e9))
+    ]
+    lengths.write_text("".join(json.dumps(row) + "\n" for row in contexts))
+    assert summaries.long_text_programs().body == [
+        ["**with drafts**", "1.0", "10.0", "2.00", "4.00", "3.0"],
+        ["plain", "2.0", "5.0", "1.00", "2.00", "–"],
+        ["llama.cpp", "10.0", "2.5", "0.50", "1.00", "2.0"],
+    ]
+
+
 def test_parts_too_short_to_time_llama_in(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
