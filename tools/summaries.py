@@ -25,6 +25,7 @@ REAL = Path(__file__).parents[1] / "benchmarks" / "results" / "real.jsonl"
 REAL_MACHINE = "EPYC"  # the kind of processor whose rows README shows
 LONG_TEXT = Path(__file__).parents[1] / "benchmarks" / "results" / "long-text.jsonl"
 LONG_TEXT_MODEL = "qwen2.5-coder-1.5b-q4_k_m"
+RUN_MEMORY = Path(__file__).parents[1] / "benchmarks" / "results" / "run-memory.jsonl"
 LONG_RUN = Path(__file__).parents[1] / "benchmarks" / "results" / "long-run.jsonl"
 RECURRENT = Path(__file__).parents[1] / "benchmarks" / "results" / "recurrent.jsonl"
 LENGTHS = Path(__file__).parents[1] / "benchmarks" / "results" / "lengths.jsonl"
@@ -283,14 +284,9 @@ def long_text_programs() -> Table:
         command = f"python -m benchmarks.long_text {LONG_TEXT_MODEL} BOOK --llama PYTHON"
         return Table([], [], f"Not measured yet: `{command}`.")
     total = rows[-1]
-    peaks = [
-        row["peak"]
-        for row in lengths_rows()
-        if row["program"] == "tokenswift"
-        and processor(row) == REAL_MACHINE
-        and row["context"] >= total["tokens"]
-    ]
-    memory = {"auto": min(peaks, default=None), "llama": total["llama_peak"]}
+    text = RUN_MEMORY.read_text(encoding="utf-8") if RUN_MEMORY.is_file() else ""
+    runs = [row for row in map(json.loads, text.splitlines()) if row["context"] >= total["tokens"]]
+    memory = {"auto": runs[-1]["peak"] if runs else None, "llama": total["llama_peak"]}
     body: list[list[str]] = []
     for side, name in {"auto": "**with drafts**", "plain": "plain", "llama": "llama.cpp"}.items():
         peak = memory.get(side)

@@ -94,11 +94,11 @@ def test_the_docs_show_the_newest_text(tmp_path: Path, monkeypatch: pytest.Monke
 def test_programs_are_shown_beside_one_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Our memory is that of the shortest context that is as long as the text."""
+    """Our memory is that of the newest run behind as many tokens as the text has."""
     texts = tmp_path / "long-text.jsonl"
-    lengths = tmp_path / "lengths.jsonl"
+    memory = tmp_path / "run-memory.jsonl"
     monkeypatch.setattr(summaries, "LONG_TEXT", texts)
-    monkeypatch.setattr(summaries, "LENGTHS", lengths)
+    monkeypatch.setattr(summaries, "RUN_MEMORY", memory)
     assert "Not measured yet" in summaries.long_text_programs().below
     total = {
         **whole_of(1500),
@@ -108,12 +108,11 @@ def test_programs_are_shown_beside_one_another(
         "llama_peak": 2e9,
     }
     texts.write_text(json.dumps(total) + "\n")
-    machine = "AMD EPYC (AVX512), 2 threads"
-    contexts = [
-        {"context": context, "program": "tokenswift", "machine": machine, "peak": peak}
-        for context, peak in ((1000, 1e9), (1600, 3e9), (9000, 4e9))
+    runs = [
+        {"context": context, "peak": peak}
+        for context, peak in ((9000, 4e9), (1600, 3e9), (1000, 1e9))
     ]
-    lengths.write_text("".join(json.dumps(row) + "\n" for row in contexts))
+    memory.write_text("".join(json.dumps(row) + "\n" for row in runs))
     assert summaries.long_text_programs().body == [
         ["**with drafts**", "1.0", "10.0", "2.00", "4.00", "3.0"],
         ["plain", "2.0", "5.0", "1.00", "2.00", "–"],
