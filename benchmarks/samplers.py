@@ -127,6 +127,8 @@ def parse_options() -> argparse.Namespace:
 def main() -> int:
     """Print a line of JSON for each sampling."""
     options = parse_options()
+    if options.texts:
+        options.texts.mkdir(parents=True, exist_ok=True)
     file = model_file(options.model)
     llm = LLM(str(file))
     books = [path.read_text(encoding="utf-8") for path in sorted(options.books.glob("*.txt"))]

@@ -1,6 +1,6 @@
 """How often a trained drafter's choice is its model's own, by depth and by kind of text.
 
-    python tools/agreement.py MODEL DRAFTER [DRAFTER ...] [--work WORK] [--held-out 0.06]
+    python -m tools.agreement MODEL DRAFTER [DRAFTER ...] [--work WORK] [--held-out 0.06]
         [--prose FILE] [--out FILE]
 
 DRAFTER is a file of kind eagle or conditioned. WORK is the work folder of `tokenswift train --model

@@ -477,7 +477,7 @@ def agreement() -> Table:
     text = AGREEMENT.read_text(encoding="utf-8") if AGREEMENT.is_file() else ""
     newest = {(row["drafter"], row["kind"]): row for row in map(json.loads, text.splitlines())}
     if not newest:
-        return Table([], [], "Not measured yet: `python tools/agreement.py MODEL DRAFTER`.")
+        return Table([], [], "Not measured yet: `python -m tools.agreement MODEL DRAFTER`.")
     body = [
         [
             drafter.removesuffix(".gguf"),
