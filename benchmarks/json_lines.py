@@ -13,10 +13,18 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from benchmarks.words import Row
 from tokenswift.types import RunError
 
 PEERS = Path(__file__).with_name("peers")
 Answer = TypeVar("Answer")
+
+
+def rows_of(file: Path) -> list[Row]:
+    """The rows of a file of JSON lines; [] where there is none."""
+    if not file.is_file():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def peak_bytes(pid: int) -> int:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from benchmarks.json_lines import rows_of
 from benchmarks.tables import Table
-from benchmarks.words import Row
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 PASSES = RESULTS / "card-h200.jsonl"  # of benchmarks.card
 REAL = RESULTS / "real-h200.jsonl"  # of benchmarks.real
-
-
-def rows_of(file: Path) -> list[Row]:
-    """The rows of a file; [] without any."""
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def passes() -> Table:

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import tables
+from benchmarks.json_lines import rows_of
 from benchmarks.report import Part
 from benchmarks.tables import Table
 from benchmarks.words import Row
@@ -93,8 +94,7 @@ def contexts(machine: str) -> Table:
 
 def _real(machine: str) -> list[Row]:
     """The newest row of each task and context on machines that are so called."""
-    text = REAL.read_text(encoding="utf-8") if REAL.is_file() else ""
-    rows = [row for row in map(json.loads, text.splitlines()) if machine in row["machine"]]
+    rows = [row for row in rows_of(REAL) if machine in row["machine"]]
     return [*{str(row.get("task", row.get("context"))): row for row in rows}.values()]
 
 
@@ -171,8 +171,7 @@ def _spread(rows: list[Row], way: str, figure: str) -> str:
 
 def quality() -> Table:
     """What number types write, beside float32 and llama.cpp, by model and length of the context."""
-    text = QUALITY.read_text(encoding="utf-8") if QUALITY.is_file() else ""
-    rows = [json.loads(line) for line in text.splitlines()]
+    rows = rows_of(QUALITY)
     newest = {(row["model"], row["context"], row["kind"]): row for row in rows}
     body = []
     for (model, context, kind), row in newest.items():
@@ -231,8 +230,7 @@ def litany_of(total: Row) -> str:
 def long_text_rows(model: str, kind: str = REAL_MACHINE) -> list[Row]:
     """The rows of the newest long text of a model on a kind of processor: its parts, then the
     whole; [] without any."""
-    text = LONG_TEXT.read_text(encoding="utf-8") if LONG_TEXT.is_file() else ""
-    rows = [json.loads(line) for line in text.splitlines()]
+    rows = rows_of(LONG_TEXT)
     return newest_text([row for row in rows if row["model"] == model and processor(row) == kind])
 
 
@@ -284,8 +282,11 @@ def long_text_programs() -> Table:
         command = f"python -m benchmarks.long_text {LONG_TEXT_MODEL} BOOK --llama PYTHON"
         return Table([], [], f"Not measured yet: `{command}`.")
     total = rows[-1]
-    text = RUN_MEMORY.read_text(encoding="utf-8") if RUN_MEMORY.is_file() else ""
-    runs = [row for row in map(json.loads, text.splitlines()) if row["context"] >= total["tokens"]]
+    runs = [
+        row
+        for row in rows_of(RUN_MEMORY)
+        if row["model"] == LONG_TEXT_MODEL and row["context"] >= total["tokens"]
+    ]
     memory = {"auto": runs[-1]["peak"] if runs else None, "llama": total["llama_peak"]}
     body: list[list[str]] = []
     for side, name in {"auto": "**with drafts**", "plain": "plain", "llama": "llama.cpp"}.items():
@@ -313,8 +314,7 @@ def processor(row: Row) -> str:
 
 def long_run() -> Table:
     """The newest run that was killed on its way, by its parts."""
-    text = LONG_RUN.read_text(encoding="utf-8") if LONG_RUN.is_file() else ""
-    rows = newest_text([json.loads(line) for line in text.splitlines()])
+    rows = newest_text(rows_of(LONG_RUN))
     if not rows:
         command = "python -m benchmarks.long_run MODEL BOOK FOLDER"
         return Table([], [], f"Not measured yet: `{command}`.")
@@ -352,8 +352,7 @@ def long_run() -> Table:
 
 def lengths_rows() -> list[Row]:
     """The newest row of each program at each length of the context, on each kind of processor."""
-    text = LENGTHS.read_text(encoding="utf-8") if LENGTHS.is_file() else ""
-    rows = [json.loads(line) for line in text.splitlines()]
+    rows = rows_of(LENGTHS)
     return [*{(processor(row), row["context"], row["program"]): row for row in rows}.values()]
 
 
@@ -408,8 +407,7 @@ def sampling_words(sampling: Mapping[str, object]) -> str:
 
 def samplers() -> Table:
     """How long texts of real models stay readable, by sampling."""
-    text = SAMPLERS.read_text(encoding="utf-8") if SAMPLERS.is_file() else ""
-    rows = [json.loads(line) for line in text.splitlines()]
+    rows = rows_of(SAMPLERS)
     newest = {(row["model"], json.dumps(row["sampling"])): row for row in rows}
     if not newest:
         return Table([], [], "Not measured yet: `python -m benchmarks.samplers MODEL BOOKS`.")
@@ -438,8 +436,7 @@ def samplers() -> Table:
 
 def recurrent() -> Table:
     """Models with recurrent layers, of random weights, by shape and length of the context."""
-    text = RECURRENT.read_text(encoding="utf-8") if RECURRENT.is_file() else ""
-    rows = [json.loads(line) for line in text.splitlines()]
+    rows = rows_of(RECURRENT)
     newest = {(row["model"], row["context"], processor(row), row["program"]): row for row in rows}
     if not newest:
         return Table([], [], "Not measured yet: `python -m benchmarks.recurrent FOLDER`.")
@@ -474,8 +471,7 @@ def recurrent() -> Table:
 
 def agreement() -> Table:
     """How often trained drafters name what their models choose, by kind of text."""
-    text = AGREEMENT.read_text(encoding="utf-8") if AGREEMENT.is_file() else ""
-    newest = {(row["drafter"], row["kind"]): row for row in map(json.loads, text.splitlines())}
+    newest = {(row["drafter"], row["kind"]): row for row in rows_of(AGREEMENT)}
     if not newest:
         return Table([], [], "Not measured yet: `python -m tools.agreement MODEL DRAFTER`.")
     body = [
@@ -494,8 +490,7 @@ def agreement() -> Table:
 
 def mixtures() -> Table:
     """Mixtures of experts beside llama.cpp on the same files."""
-    text = MIXTURES.read_text(encoding="utf-8") if MIXTURES.is_file() else ""
-    rows = [json.loads(line) for line in text.splitlines()]
+    rows = rows_of(MIXTURES)
     newest = {(row["model"], row["program"]): row for row in rows}
     if not newest:
         return Table([], [], "Not measured yet: `python -m benchmarks.mixtures FOLDER`.")

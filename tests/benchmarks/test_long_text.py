@@ -109,7 +109,7 @@ def test_programs_are_shown_beside_one_another(
     }
     texts.write_text(json.dumps(total) + "\n")
     runs = [
-        {"context": context, "peak": peak}
+        {"model": summaries.LONG_TEXT_MODEL, "context": context, "peak": peak}
         for context, peak in ((9000, 4e9), (1600, 3e9), (1000, 1e9))
     ]
     memory.write_text("".join(json.dumps(row) + "\n" for row in runs))

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.step_times import profiled, step_times
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
 from tokenswift import LLM
+
+
+@dataclass
+class Average:
+    """In place of what torch's profiler says of an operation."""
+
+    key: str
+    count: int
+    self_cpu_time_total: float
+    self_device_time_total: float
 
 
 def test_a_row_has_the_phases_of_a_step() -> None:
@@ -22,16 +32,11 @@ def test_a_row_has_the_phases_of_a_step() -> None:
 
 
 def test_figures_of_the_profiler_are_of_one_step() -> None:
-    def event(key: str, count: int, host: float, device: float) -> SimpleNamespace:
-        return SimpleNamespace(
-            key=key, count=count, self_cpu_time_total=host, self_device_time_total=device
-        )
-
     events = [
-        event("cudaGraphLaunch", 4, 100.0, 0.0),
-        event("cudaLaunchKernel", 40, 400.0, 0.0),
-        event("cudaLaunchKernelExC", 2, 10.0, 0.0),
-        event("attend", 8, 0.0, 6000.0),
+        Average("cudaGraphLaunch", 4, 100.0, 0.0),
+        Average("cudaLaunchKernel", 40, 400.0, 0.0),
+        Average("cudaLaunchKernelExC", 2, 10.0, 0.0),
+        Average("attend", 8, 0.0, 6000.0),
     ]
     assert profiled(events, steps=2) == {
         "device_ms": 3.0,
