@@ -42,6 +42,7 @@ from tokenswift.train.eagle import EagleStudent, eagle_config
 from tokenswift.train.heads import HeadsStudent
 from tokenswift.train.states import Recorder, recorded_states
 from tokenswift.train.store import HiddenStore, held_out
+from tokenswift.types import InputError
 
 DEPTHS = 5
 PROMPT_END = 3  # tokens that end a prompt: where the answer begins
@@ -109,8 +110,10 @@ def answers(llm: LLM, work: Path, share: float) -> Iterator[Passage]:
 
 def prose(llm: LLM, file: Path) -> Iterator[Passage]:
     """Places of a long text, behind its first tokens."""
-    text = file.read_text(encoding="utf-8")
-    ids = llm.encode(text)[: max(BEHIND.values()) + PLACES + DEPTHS + 2]
+    needed = max(BEHIND.values()) + PLACES + DEPTHS + 2
+    ids = llm.encode(file.read_text(encoding="utf-8"))[:needed]
+    if len(ids) < needed:
+        raise InputError(f"{file} has {len(ids):,} tokens; valid: at least {needed:,}")
     llm.target.set_feature_layers(eagle_config(llm, 1, 64).feature_layers)
     recorder = Recorder()
     llm.resources.features = lambda: recorder
@@ -211,6 +214,7 @@ def main() -> None:
     """Print the lines."""
     options = parse_options()
     llm = LLM(options.model, eagle=None, heads=None)
+    model = Path(options.model).name.removesuffix(".gguf")
     passages: list[Passage] = []
     if options.work is not None:
         passages += answers(llm, options.work, options.held_out)
@@ -218,7 +222,7 @@ def main() -> None:
         passages += prose(llm, options.prose)
     for file in options.drafters:
         for row in rows_of(llm, file, passages):
-            publish({"model": Path(options.model).stem, **row, "commit": commit()}, options.out)
+            publish({"model": model, **row, "commit": commit()}, options.out)
 
 
 if __name__ == "__main__":

@@ -227,17 +227,21 @@ def litany_of(total: Row) -> str:
     return "no litany" if litany is None else f"the first litany begins at token {litany:,}"
 
 
-def long_text_rows(model: str, kind: str = REAL_MACHINE) -> list[Row]:
+def long_text_rows(model: str, kind: str = REAL_MACHINE, beside_llama: bool = False) -> list[Row]:
     """The rows of the newest long text of a model on a kind of processor: its parts, then the
-    whole; [] without any."""
-    rows = rows_of(LONG_TEXT)
+    whole; [] without any.
+
+    Args:
+        beside_llama: only texts that llama.cpp ran, too.
+    """
+    rows = [row for row in rows_of(LONG_TEXT) if "llama" in row or not beside_llama]
     return newest_text([row for row in rows if row["model"] == model and processor(row) == kind])
 
 
-def long_text(model: str, kind: str = REAL_MACHINE) -> Table:
+def long_text(model: str, kind: str = REAL_MACHINE, beside_llama: bool = False) -> Table:
     """The newest long text of a model on a kind of processor, by its parts, with the whole in the
-    last line."""
-    rows = long_text_rows(model, kind)
+    last line; see `long_text_rows`."""
+    rows = long_text_rows(model, kind, beside_llama)
     if not rows:
         return Table([], [], f"Not measured yet: `python -m benchmarks.long_text {model} BOOK`.")
     total = rows[-1]
@@ -275,10 +279,10 @@ def long_text(model: str, kind: str = REAL_MACHINE) -> Table:
 
 
 def long_text_programs() -> Table:
-    """The newest long text in a few lines: time, speed and memory, with and without drafts, and of
-    llama.cpp."""
-    rows = long_text_rows(LONG_TEXT_MODEL)
-    if not rows or "llama" not in rows[-1]:
+    """The newest long text that llama.cpp ran, too, in a few lines: time, speed and memory, with
+    and without drafts, and of llama.cpp."""
+    rows = long_text_rows(LONG_TEXT_MODEL, beside_llama=True)
+    if not rows:
         command = f"python -m benchmarks.long_text {LONG_TEXT_MODEL} BOOK --llama PYTHON"
         return Table([], [], f"Not measured yet: `{command}`.")
     total = rows[-1]
@@ -532,5 +536,6 @@ SUMMARIES["mixtures"] = mixtures
 SUMMARIES["passes-h200"] = cards.passes
 SUMMARIES["real-h200"] = cards.real
 SUMMARIES["long-text"] = partial(long_text, LONG_TEXT_MODEL)
+SUMMARIES["long-text-llama"] = partial(long_text, LONG_TEXT_MODEL, beside_llama=True)
 SUMMARIES["long-text-programs"] = long_text_programs
 SUMMARIES["long-text-avx2"] = partial(long_text, LONG_TEXT_MODEL, "EPYC, AVX2")

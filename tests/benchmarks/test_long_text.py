@@ -94,7 +94,8 @@ def test_the_docs_show_the_newest_text(tmp_path: Path, monkeypatch: pytest.Monke
 def test_programs_are_shown_beside_one_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Our memory is that of the newest run behind as many tokens as the text has."""
+    """Our memory is that of the newest run behind as many tokens as the text has. A newer text that
+    llama.cpp did not run is left out."""
     texts = tmp_path / "long-text.jsonl"
     memory = tmp_path / "run-memory.jsonl"
     monkeypatch.setattr(summaries, "LONG_TEXT", texts)
@@ -107,7 +108,8 @@ def test_programs_are_shown_beside_one_another(
         "llama_seconds": 600.0,
         "llama_peak": 2e9,
     }
-    texts.write_text(json.dumps(total) + "\n")
+    newer = {**whole_of(1700), "model": summaries.LONG_TEXT_MODEL, "auto": 12.0}
+    texts.write_text("".join(json.dumps(row) + "\n" for row in (total, newer)))
     runs = [
         {"model": summaries.LONG_TEXT_MODEL, "context": context, "peak": peak}
         for context, peak in ((9000, 4e9), (1600, 3e9), (1000, 1e9))
@@ -158,7 +160,7 @@ def test_the_docs_compare_with_another_program(
     file = tmp_path / "long-text.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(summaries, "LONG_TEXT", file)
-    table = summaries.long_text("m")
+    table = summaries.long_text("m", beside_llama=True)
     assert table.head[-2:] == ["llama.cpp, tokens/s", "over llama.cpp"]
     assert [cells[-2:] for cells in table.body] == [["4.0", "**2.50**"]] * 2
     assert "would take it 3.0 minutes; it held 2.5 GB" in table.below

@@ -21,6 +21,7 @@ from tokenswift.train.eagle import float_tensors, train_eagle
 from tokenswift.train.options import DataOptions, Job
 from tokenswift.train.states import _beginnings
 from tokenswift.types import InputError
+from tools.mean_drafter import write_mean
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,37 @@ def test_the_better_drafter_stays(llm: LLM, first: Path, tmp_path: Path) -> None
     train_eagle(llm, one, lines.append, lambda *_: None, depths=3, hidden=64)
     assert one.out.read_bytes() == (first / "out.gguf").read_bytes()
     assert any(line.startswith("the one before names") and "stays" in line for line in lines)
+
+
+def test_the_mean_of_two_drafters(
+    llm: LLM, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each weight lies between those of the two, as far as its share says."""
+    monkeypatch.setattr("tokenswift.train.eagle.stays", lambda *_: False)
+    one = more(tmp_path, first, epochs=2)
+    train_eagle(llm, one, lambda _: None, lambda *_: None, depths=3, hidden=64, goes_on=True)
+    write_mean(llm, first / "out.gguf", one.out, tmp_path / "mean.gguf", 0.25)
+    before, after, mean = (
+        float_tensors(load_eagle(path, llm.target.config))
+        for path in (first / "out.gguf", one.out, tmp_path / "mean.gguf")
+    )
+    for name, tensor in mean.items():
+        expected = 0.75 * before[name] + 0.25 * after[name]
+        spread = expected.abs().max() / 127  # what int8 leaves open
+        assert (tensor - expected).abs().max() <= spread
+    assert not torch.equal(mean["fc"], before["fc"])
+
+
+def test_the_mean_of_drafters_that_name_other_tokens_is_refused(
+    llm: LLM, first: Path, tmp_path: Path
+) -> None:
+    one = more(tmp_path, first, epochs=0, loss_vocabulary=48)
+    one.out.unlink()
+    train_eagle(llm, one, lambda _: None, lambda *_: None, depths=3, hidden=64)
+    with pytest.raises(InputError, match="differ in their sizes or in the tokens they name"):
+        write_mean(llm, first / "out.gguf", one.out, tmp_path / "mean.gguf")
+    with pytest.raises(InputError, match="holds no drafter of this model"):
+        write_mean(llm, first / "out.gguf", tmp_path / "none.gguf", tmp_path / "mean.gguf")
 
 
 def test_a_drafter_of_another_model_is_replaced(first: Path, tmp_path: Path) -> None:

@@ -306,24 +306,44 @@ def seen_rows(m: int, depth: int, window: int | None) -> Bool[Tensor, "m n"]:
 
 
 def save_eagle(student: EagleStudent, recipe: Recipe, job: Job) -> None:
+    """Write what was trained, see :func:`write_eagle`."""
+    base = recipe.base.sample.tolist()
+    named = recipe.frozen.subset.cpu()
+    write_eagle(job.out, student.config, student.tensors(), named, base, job.name)
+
+
+def write_eagle(
+    path: Path,
+    config: EagleConfig,
+    tensors: Mapping[str, Tensor],
+    named: Int[Tensor, " S"],
+    base: list[float],
+    target: str,
+) -> None:
     """Write a GGUF file of the architecture eagle3, its matrices in int8, with the identity of the
     model that it drafts for, whose embeddings and LM head it shares.
 
+    Args:
+        path: the file.
+        config: the drafter's.
+        tensors: its float weights by canonical names.
+        named: tokens that it can name.
+        base: the sample of the model's weights that identifies it.
+        target: the model's name.
     Raises:
         RunError: a weight is not finite.
         OSError: the disk is full.
     """
-    config = student.config
-    with replacing(job.out) as part:
+    with replacing(path) as part:
         writer = gguf.GGUFWriter(part, "eagle3")
-        _add_config(writer, config, job.name)
-        writer.add_array(BASE, recipe.base.sample.tolist())
-        for name, tensor in student.tensors().items():
+        _add_config(writer, config, target)
+        writer.add_array(BASE, base)
+        for name, tensor in tensors.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise RunError(f"tensor {name} is not finite; nothing was written")
             rows = _in_file_order(name, tensor.detach().cpu(), config)
             _add_tensor(writer, NAMES[name][1], rows)
-        writer.add_tensor("d2t", recipe.frozen.subset.cpu().numpy())
+        writer.add_tensor("d2t", named.numpy())
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
