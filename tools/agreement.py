@@ -219,7 +219,11 @@ def main() -> None:
     if options.work is not None:
         passages += answers(llm, options.work, options.held_out)
     if options.prose is not None:
-        passages += prose(llm, options.prose)
+        try:
+            passages += prose(llm, options.prose)
+        except InputError as error:
+            print(error, file=sys.stderr)
+            sys.exit(2)
     for file in options.drafters:
         for row in rows_of(llm, file, passages):
             publish({"model": model, **row, "commit": commit()}, options.out)

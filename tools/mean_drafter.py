@@ -2,9 +2,9 @@
 
     python -m tools.mean_drafter MODEL BEFORE AFTER OUT [--weight 0.5]
 
-AFTER was trained on from BEFORE (`tokenswift train --more`), on other kinds of text. The mean of
-both names nearly as much of the new kinds, and loses nothing of the old ones (after Wortsman et al.
-2022, arXiv 2109.01903).
+AFTER was trained on from BEFORE (`tokenswift train --more`), on other kinds of text. The mean keeps
+some of what was gained in the new kinds and gives back what was lost in the old ones (after
+Wortsman et al. 2022, arXiv 2109.01903; `src/tokenswift/data/drafters/README.md` has an example).
 """
 
 from __future__ import annotations
@@ -39,13 +39,19 @@ def write_mean(llm: LLM, before: Path, after: Path, out: Path, weight: float = 0
     Args:
         weight: share of the second one, from 0 to 1.
     Raises:
-        InputError: a file that is no drafter of this model, or drafters of different shapes.
+        InputError: a weight out of range, a file that is no drafter of this model, or drafters of
+            different shapes.
     """
+    if not 0 <= weight <= 1:
+        raise InputError(f"weight is {weight}; valid: from 0 to 1")
     first = drafter(llm, before)
     second = drafter(llm, after)
     named = named_by(first)
     if first.config != second.config or not torch.equal(named, named_by(second)):
-        raise InputError(f"{before} and {after} differ in their sizes or in the tokens they name")
+        raise InputError(
+            f"{before} and {after} differ in their sizes or in the tokens they name; valid: two "
+            "drafters, of which the second was trained on from the first"
+        )
     later = float_tensors(second)
     mean = {name: tensor.lerp(later[name], weight) for name, tensor in float_tensors(first).items()}
     base = llm.source.host.base.sample.tolist()
@@ -62,8 +68,11 @@ def main() -> int:
         parser.add_argument(name, type=Path)
     parser.add_argument("--weight", type=float, default=0.5, help="share of AFTER, from 0 to 1")
     options = parser.parse_args()
-    llm = LLM(options.model, heads=None, eagle=None)
-    write_mean(llm, options.before, options.after, options.out, options.weight)
+    try:
+        llm = LLM(options.model, heads=None, eagle=None)
+        write_mean(llm, options.before, options.after, options.out, options.weight)
+    except InputError as error:
+        parser.error(str(error))
     return 0
 
 

@@ -21,6 +21,7 @@ from tokenswift.train.eagle import float_tensors, train_eagle
 from tokenswift.train.options import DataOptions, Job
 from tokenswift.train.states import _beginnings
 from tokenswift.types import InputError
+from tools.agreement import prose
 from tools.mean_drafter import write_mean
 
 
@@ -106,7 +107,9 @@ def test_the_mean_of_two_drafters(
         expected = 0.75 * before[name] + 0.25 * after[name]
         spread = expected.abs().max() / 127  # what int8 leaves open
         assert (tensor - expected).abs().max() <= spread
-    assert not torch.equal(mean["fc"], before["fc"])
+    to_before = (mean["fc"] - before["fc"]).norm()
+    to_after = (mean["fc"] - after["fc"]).norm()
+    assert 0 < 2 * to_before < to_after
 
 
 def test_the_mean_of_drafters_that_name_other_tokens_is_refused(
@@ -119,6 +122,15 @@ def test_the_mean_of_drafters_that_name_other_tokens_is_refused(
         write_mean(llm, first / "out.gguf", one.out, tmp_path / "mean.gguf")
     with pytest.raises(InputError, match="holds no drafter of this model"):
         write_mean(llm, first / "out.gguf", tmp_path / "none.gguf", tmp_path / "mean.gguf")
+    with pytest.raises(InputError, match=r"weight is 1.5; valid: from 0 to 1"):
+        write_mean(llm, first / "out.gguf", one.out, tmp_path / "mean.gguf", 1.5)
+
+
+def test_prose_too_short_for_its_places_is_refused(llm: LLM, tmp_path: Path) -> None:
+    text = tmp_path / "short.txt"
+    text.write_text("a sail, " * 20)
+    with pytest.raises(InputError, match=r"short.txt has \d+ tokens; valid: at least 5,503"):
+        list(prose(llm, text))
 
 
 def test_a_drafter_of_another_model_is_replaced(first: Path, tmp_path: Path) -> None:
