@@ -1,7 +1,7 @@
 """A real model by length of its context, beside other programs on the same file, in turns.
 
     python -m benchmarks.lengths MODEL BOOK [--contexts 1024 4096 16384] [--rounds 2] [--new 100]
-        [--llama PYTHON] [--ik PYTHON] [--mistral PYTHON] [--out FILE]
+        [--llama PYTHON] [--keys f16 q8_0] [--ik PYTHON] [--mistral PYTHON] [--out FILE]
 
 MODEL is a GGUF file or a name of `benchmarks/models.toml`; BOOK a text file, whose first tokens are
 read. Each PYTHON is an interpreter that has llama_cpp, ik_llama_cpp or mistralrs. Every program has
@@ -31,6 +31,7 @@ from tokenswift.turns import take_turns
 from tokenswift.types import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
+KEYS = ("f16", "q8_0")  # types of llama.cpp's keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +103,9 @@ def programs(options: argparse.Namespace) -> list[Program]:
     """This one, and those whose interpreters were named."""
     chosen = [Program("tokenswift", sys.executable, "tokenswift_speed.py")]
     if options.llama:
-        chosen.append(Program("llama.cpp", options.llama, "llama_speed.py"))
-        chosen.append(Program("llama.cpp, q8_0 keys", options.llama, "llama_speed.py", ("q8_0",)))
+        for keys in options.keys:
+            name = "llama.cpp" if keys == "f16" else f"llama.cpp, {keys} keys"
+            chosen.append(Program(name, options.llama, "llama_speed.py", (keys,)))
     if options.ik:
         chosen.append(Program("ik_llama.cpp", options.ik, "ik_speed.py"))
     if options.mistral:
@@ -139,6 +141,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--new", type=int, default=100, help="new tokens behind each context")
     parser.add_argument("--llama", help="a Python interpreter that has llama_cpp")
+    parser.add_argument(
+        "--keys", nargs="+", choices=KEYS, default=KEYS, help="of llama.cpp's KV cache (both)"
+    )
     parser.add_argument("--ik", help="one that has ik_llama_cpp")
     parser.add_argument("--mistral", help="one that has mistralrs")
     parser.add_argument("--out", type=Path, help="rows are added to this file")

@@ -41,6 +41,8 @@ KINDS: dict[str, Callable[[Trial], Measured]] = {
     "floats": floats.speed,
     "json": schemas.measure,
 }
+#: lines of Linux's description of a processor
+CPUINFO = re.compile(r"^(model name|cpu family|model|flags)\s*: (.*)$", re.MULTILINE)
 #: kinds of measurements without drafts
 UNDRAFTED = ("machine", "passes", "floats")
 
@@ -146,9 +148,10 @@ def machine(device: str = "auto") -> str:
     kind = torch.backends.cpu.get_cpu_capability()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
-        lines = re.findall(r"^(model name|flags)\s*: (.*)$", cpuinfo.read_text(), re.MULTILINE)
-        about = dict(lines)
+        about = dict(CPUINFO.findall(cpuinfo.read_text()))
         model = about.get("model name", model)
+        if "cpu family" in about:  # tells apart processors that have the same name
+            model += f" family {about['cpu family']} model {about['model']}"
         native = {"avx512_bf16", "amx_bf16"} & set(about.get("flags", "").split())
         kind += "" if native else " without bfloat16 products"
     threads = torch.get_num_threads()

@@ -24,6 +24,7 @@ QUALITY = Path(__file__).parents[1] / "benchmarks" / "results" / "quality.jsonl"
 PEER_KIND = "llama.cpp, f16 keys"
 REAL = Path(__file__).parents[1] / "benchmarks" / "results" / "real.jsonl"
 REAL_MACHINE = "EPYC"  # the kind of processor whose rows README shows
+ZEN_5 = "EPYC family 26"  # AMD's number for it; rows before had no numbers, and came from Zen 4
 LONG_TEXT = Path(__file__).parents[1] / "benchmarks" / "results" / "long-text.jsonl"
 LONG_TEXT_MODEL = "qwen2.5-coder-1.5b-q4_k_m"
 RUN_MEMORY = Path(__file__).parents[1] / "benchmarks" / "results" / "run-memory.jsonl"
@@ -94,7 +95,7 @@ def contexts(machine: str) -> Table:
 
 def _real(machine: str) -> list[Row]:
     """The newest row of each task and context on machines that are so called."""
-    rows = [row for row in rows_of(REAL) if machine in row["machine"]]
+    rows = [row for row in rows_of(REAL) if processor(row) == machine]
     return [*{str(row.get("task", row.get("context"))): row for row in rows}.values()]
 
 
@@ -313,7 +314,9 @@ def processor(row: Row) -> str:
     """The kind of processor of a row, in a word or two."""
     machine: str = row["machine"]
     kind = next((kind for kind in ("EPYC", "Xeon") if kind in machine), machine)
-    return f"{kind}, AVX2" if "(AVX2" in machine else kind
+    if "(AVX2" in machine:
+        return f"{kind}, AVX2"
+    return f"{kind}, Zen 5" if ZEN_5 in machine else kind
 
 
 def long_run() -> Table:

@@ -52,9 +52,16 @@ def test_a_program_that_is_not_installed(tmp_path: Path) -> None:
 
 
 def test_programs_are_those_whose_interpreters_are_named() -> None:
-    options = argparse.Namespace(llama="a", ik=None, mistral="b")
+    options = argparse.Namespace(llama="a", keys=lengths.KEYS, ik=None, mistral="b")
     names = [program.name for program in lengths.programs(options)]
     assert names == ["tokenswift", "llama.cpp", "llama.cpp, q8_0 keys", "mistral.rs"]
+
+
+def test_llama_cpp_runs_with_the_types_of_keys_that_are_named() -> None:
+    options = argparse.Namespace(llama="a", keys=["q8_0"], ik=None, mistral=None)
+    _, peer = lengths.programs(options)
+    assert peer.name == "llama.cpp, q8_0 keys"
+    assert peer.options == ("q8_0",)
 
 
 def test_a_rows_figures_are_medians_and_its_memory_the_most() -> None:
@@ -105,6 +112,8 @@ def test_the_docs_show_the_newest_row_of_a_program(
     ("machine", "kind"),
     [
         ("AMD EPYC (AVX512), 2 threads", "EPYC"),
+        ("AMD EPYC family 25 model 17 (AVX512), 2 threads", "EPYC"),
+        ("AMD EPYC family 26 model 2 (AVX512), 2 threads", "EPYC, Zen 5"),
         ("AMD EPYC (AVX2 without bfloat16 products), 2 threads", "EPYC, AVX2"),
         ("Intel(R) Xeon(R) Processor (AVX512), 2 threads", "Xeon"),
     ],
