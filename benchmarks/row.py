@@ -169,7 +169,8 @@ def commit() -> str | None:
         return done.stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "-uno", "src/tokenswift", "benchmarks")
+        code = ("src/tokenswift", "benchmarks", ":!benchmarks/results")
+        changed = git("status", "--porcelain", "-uno", *code)
         return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None

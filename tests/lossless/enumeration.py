@@ -54,7 +54,24 @@ def processed(row: Tensor, context: Tokens, params: SamplingParams) -> list[floa
     scores = row[None].clone()
     for processor in chain:
         scores = processor(window, scores)
-    return scores[0].double().softmax(-1).tolist()
+    probabilities = scores[0].double().softmax(-1).tolist()
+    if not params.xtc_probability:
+        return probabilities
+    share = params.xtc_probability
+    excluded = without_top(probabilities, params.xtc_threshold)
+    return [
+        share * one + (1 - share) * other
+        for one, other in zip(excluded, probabilities, strict=True)
+    ]
+
+
+def without_top(probabilities: list[float], threshold: float) -> list[float]:
+    """The distribution that XTC leaves where it takes effect."""
+    likely = sorted(p for p in probabilities if p >= threshold)
+    if len(likely) < 2:
+        return probabilities
+    kept = [0.0 if p > likely[0] else p for p in probabilities]
+    return [p / sum(kept) for p in kept]
 
 
 def joint_distribution(after: Callable[[Tokens], Sequence[float]], length: int) -> Distribution:

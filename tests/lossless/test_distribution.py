@@ -29,6 +29,7 @@ from tests.tiny import add_levels
 from tokenswift.config.sampling import SamplingParams
 from tokenswift.sampling.rows import LogitRows
 from tokenswift.sampling.sampler import Sampler
+from tokenswift.sampling.xtc import excludes
 from tokenswift.speculation.accept import accept_exact
 from tokenswift.speculation.rivals.published import accept_published
 from tokenswift.tree import CandidateTree, children
@@ -208,9 +209,12 @@ def test_enumerated_distribution_of_every_node(case: str) -> None:
     paths = [list(p) for n in range(LENGTH) for p in itertools.product(range(VOCAB), repeat=n)]
     logits = torch.stack([logits_after((*text, *path)) for path in paths])
     ours = Sampler(params, VOCAB).scores(logits, text, paths).double().softmax(-1)
-    exact = torch.tensor(
-        [distribution_after((*text, *path), params) for path in paths], dtype=torch.float64
-    )
+    contexts = [(*text, *path) for path in paths]
+    decided = [  # for one seed, XTC takes effect at a position or does not
+        replace(params, xtc_probability=float(excludes(params, len(context))))
+        for context in contexts
+    ]
+    exact = torch.tensor(list(map(distribution_after, contexts, decided)), dtype=torch.float64)
     torch.testing.assert_close(ours, exact, rtol=1e-5, atol=1e-7)
     assert torch.equal(ours == 0, exact == 0)
 

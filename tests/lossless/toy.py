@@ -47,6 +47,7 @@ CASES: dict[str, SamplingParams] = {
     "min-p": replace(_OFF, min_p=0.2),
     "eta": replace(_OFF, eta_cutoff=0.3),
     "penalty": replace(_OFF, repetition_penalty=2.0, penalty_window=2),
+    "xtc": replace(_OFF, xtc_probability=0.6, xtc_threshold=0.15),
     "all": SamplingParams(
         temperature=1.4,
         top_k=5,
@@ -55,6 +56,8 @@ CASES: dict[str, SamplingParams] = {
         eta_cutoff=0.1,
         repetition_penalty=1.5,
         penalty_window=3,
+        xtc_probability=0.4,
+        xtc_threshold=0.2,
     ),
 }
 #: Drafting that reaches every part of the code; the runs take turns. Options a strategy lacks are

@@ -35,6 +35,11 @@ SETTINGS = {
     "narrow top-p": SamplingParams(min_p=0.02, top_p=0.2, repetition_penalty=1.0),
     "eta": SamplingParams(min_p=0.0, eta_cutoff=2e-3),
     "all": SamplingParams(min_p=0.01, top_p=0.95, top_k=200, eta_cutoff=1e-3, temperature=1.2),
+    "xtc": SamplingParams(**OFF, xtc_probability=0.7, xtc_threshold=0.05),
+    "xtc after filters": SamplingParams(
+        min_p=0.02, top_p=0.9, eta_cutoff=1e-3, xtc_probability=0.5, temperature=0.8
+    ),
+    "xtc, greedy": SamplingParams(greedy=True, xtc_probability=1.0),
     **{name: SamplingParams(**OFF | values) for name, values in ADJUSTED.items()},
     "all adjusted": SamplingParams(**ALL),
     "all adjusted, greedy": SamplingParams(**ALL, greedy=True),

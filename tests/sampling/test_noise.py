@@ -21,6 +21,7 @@ from tokenswift.sampling.noise import (
     mix64,
     noise_bits,
     position_key,
+    uniform,
 )
 
 BIG = 150_000
@@ -45,6 +46,14 @@ def test_bits_are_splitmix64_in_exact_arithmetic(seed: int, position: int, ids: 
     exact = [mix64(key + token * 0x9E3779B97F4A7C15) for token in ids]
     words = noise_bits(seed, position, torch.tensor(ids)).tolist()
     assert [word % 2**64 for word in words] == exact
+
+
+def test_a_position_has_a_number_beside_the_noise_of_its_tokens() -> None:
+    numbers = [uniform(seed, position) for seed in range(50) for position in range(200)]
+    assert kstest(numbers, "uniform").pvalue > 1e-3
+    assert len(set(numbers)) == len(numbers)
+    word = mix64(position_key(7, 11) - 0x9E3779B97F4A7C15)
+    assert uniform(7, 11) == ((word >> 11) + 0.5) / 2**53
 
 
 def test_a_few_tokens_have_the_noise_of_all() -> None:

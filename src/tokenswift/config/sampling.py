@@ -100,6 +100,10 @@ class SamplingParams:
             -1: all
         dry_breakers: DRY sees no repetition across tokens that contain one of these texts; default:
             line break, colon, quotation mark, asterisk (none for continued text)
+        xtc_probability: XTC: share of the places, from 0 (off) to 1, at which of all tokens with a
+            probability of at least xtc_threshold only the least likely is kept, after the filters,
+            so that a text does not always take the expected turn
+        xtc_threshold: over 0, at most 1; XTC has no effect beyond 0.5
         logit_bias: token ids and what is added to their logits, -100 to 100; default: none
         min_tokens: new tokens before an end-of-text token or a stop text may end the text; commands
             that continue a text with -n of at least 1,000, and without a stop text, take all of
@@ -127,6 +131,8 @@ class SamplingParams:
     dry_allowed_length: Annotated[int, Between(1, 4096)] = 2
     dry_range: Annotated[int, DRY_RANGE] = -1
     dry_breakers: Annotated[Texts, TEXTS_OPTION] = BREAKERS
+    xtc_probability: Annotated[float, Between(0, 1)] = 0.0
+    xtc_threshold: Annotated[float, Rule("in (0, 1]", lambda p: 0 < p <= 1)] = 0.1
     logit_bias: Annotated[Biases, BIASES_OPTION] = ()
     min_tokens: Annotated[int, AtLeast(0), SHOWN] = 0
     bad_words: Annotated[Texts, TEXTS_OPTION] = ()
@@ -224,6 +230,7 @@ class SamplingNumbers(TypedDict):
     presence_penalty: float
     frequency_penalty: float
     dry_multiplier: float
+    xtc_probability: float
 
 
 #: sampling without any filter or penalty, by the fields that are numbers
@@ -237,6 +244,7 @@ NEUTRAL: SamplingNumbers = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "dry_multiplier": 0.0,
+    "xtc_probability": 0.0,
 }
 #: the paper's settings: all of `SamplingParams` but seed and greedy
 PAPER: SamplingNumbers = {**NEUTRAL, "min_p": 0.1, "repetition_penalty": 1.2}
@@ -252,7 +260,7 @@ def preset(name: str) -> SamplingNumbers:
     return PAPER
 
 
-#: fields that go by more of a text than the contextual penalty; named only where they are not off
+#: fields that the paper's sampling does not have; named only where they are not off
 ADJUSTING = (
     "presence_penalty",
     "frequency_penalty",
@@ -261,6 +269,8 @@ ADJUSTING = (
     "dry_allowed_length",
     "dry_range",
     "dry_breakers",
+    "xtc_probability",
+    "xtc_threshold",
     "logit_bias",
     "min_tokens",
     "bad_words",

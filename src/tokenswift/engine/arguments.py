@@ -36,6 +36,8 @@ class SamplingArguments(TypedDict, total=False):
     dry_allowed_length: int
     dry_range: int
     dry_breakers: Texts
+    xtc_probability: float
+    xtc_threshold: float
     logit_bias: Biases
     min_tokens: int
     bad_words: Texts

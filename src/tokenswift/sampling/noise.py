@@ -1,6 +1,7 @@
 """The noise of a choice: Gumbel noise keyed by seed, position and token.
 
-Noise is the library's only source of randomness: one Gumbel value for each (seed, position, token).
+Noise is the library's only source of randomness: one Gumbel value for each (seed, position, token),
+and one uniform number for each (seed, position).
 It is a pure function of that key, so there is no generator state to store, resume or move between
 devices, and every strategy sees the same noise at the same position.
 
@@ -57,6 +58,13 @@ def gumbel(key: int, token: int) -> float:
     """Noise of one token from its position's key, float64; on the host, for a few tokens."""
     w = ((mix64(token * _GOLDEN + key) >> 11) + 0.5) * 2.0**-53
     return -math.log(-math.log1p(-w)) if w < 1 else -math.inf
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in (0, 1) of a position, independent of the noise of all tokens there: what token -1
+    would have, which is in no vocabulary."""
+    word = mix64(position_key(seed, position) - _GOLDEN)
+    return ((word >> 11) + 0.5) * 2.0**-53
 
 
 def _mix_(words: Int[Tensor, " *s"]) -> Int[Tensor, " *s"]:

@@ -40,6 +40,12 @@ class Contexts(NamedTuple):
     paths: list[list[int]]
     positions: list[int] | None = None
 
+    def predicted(self) -> list[int]:
+        """The position that each row predicts."""
+        if self.positions is not None:
+            return self.positions
+        return [len(self.history) + len(path) for path in self.paths]
+
 
 class Subset:
     """Some tokens of the vocabulary, which are the columns of rows of logits (n, S).

@@ -2,16 +2,18 @@
 
 *Processing*, in this order: logit biases, contextual penalty, presence and frequency penalties,
 DRY, forbidden tokens (all but the second are in `sampling.penalties`), temperature, top-k, top-p,
-min-p, eta. Rows are (n, V) float32. The processors equal transformers' of the same names, in its
-order, except for exact ties: each filter is a threshold on the score, so tokens tied at the cut are
-all kept. Filtered tokens get -inf; a row's largest score always survives. The penalty is the
-paper's contextual one (section 3.4): it covers the last W tokens of a row's own context, a window
-that slides along a drafted path exactly as in autoregressive decoding.
+min-p, eta, XTC. Rows are (n, V) float32. The processors equal transformers' of the same names, in
+its order, except for exact ties: each filter is a threshold on the score, so tokens tied at the cut
+are all kept. Filtered tokens get -inf; a row's largest score always survives, except where XTC
+(`sampling.xtc`) leaves it out for another one. The penalty is the paper's contextual one (section
+3.4): it covers the last W tokens of a row's own context, a window that slides along a drafted path
+exactly as in autoregressive decoding.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +28,7 @@ from tokenswift.sampling.noise import Noise
 from tokenswift.sampling.penalties import Adjustments
 from tokenswift.sampling.rows import Contexts, LogitRows, Ranked, Ranker
 from tokenswift.sampling.text_rules import NO_RULES, TextRules
+from tokenswift.sampling.xtc import exclude_top, excludes
 from tokenswift.types import Logprob, RunError
 
 _BATCH = 16  # rows that are processed at a time on an accelerator
@@ -215,13 +218,29 @@ class Sampler:
     def _processed(self, logits: Tensor, contexts: Contexts) -> Tensor:
         biased = self._adjustments.biased(logits.to(torch.float32))
         scores = self._adjustments.adjusted(self._penalised(biased, contexts), contexts)
-        if self.row_by_row or self.params.greedy:
-            return processed(scores, self.params)
-        # a device may sum a row in another order when there are more rows, so their number is
-        # always the same
+        if self.params.greedy:
+            return scores
+        filtered = self._in_batches(lambda rows: processed(rows, self.params), scores)
+        return self._without_top(filtered, contexts)
+
+    def _in_batches(self, change: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+        """Changed scores. A device may sum a row in another order when there are more rows, so
+        their number is always the same there."""
+        if self.row_by_row:
+            return change(scores)
         padding = scores[-1:].expand(-len(scores) % _BATCH, -1)
         batches = torch.cat((scores, padding)).split(_BATCH)
-        return torch.cat([processed(batch, self.params) for batch in batches])[: len(scores)]
+        return torch.cat([change(batch) for batch in batches])[: len(scores)]
+
+    def _without_top(self, scores: Tensor, contexts: Contexts) -> Tensor:
+        """Scores without the likeliest tokens, at positions where XTC leaves them out."""
+        rows = [excludes(self.params, position) for position in contexts.predicted()]
+        if not any(rows):
+            return scores
+        threshold = self.params.xtc_threshold
+        without = self._in_batches(lambda rows: exclude_top(rows, threshold), scores)
+        chosen = torch.tensor(rows, device=scores.device)[:, None]
+        return torch.where(chosen, without, scores)
 
     def _penalised(self, logits: Tensor, contexts: Contexts) -> Tensor:
         """Logits with the contextual penalty."""

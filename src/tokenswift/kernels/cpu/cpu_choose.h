@@ -1,6 +1,6 @@
 /* The choice rule on rows of logits that penalties have changed: temperature, filters, noise, the best few.
  *
- * Same order and same meaning as sampling/filters.py: every filter is a threshold on the score. Scores are float32;
+ * Same order and same meaning as sampling/filters.py and xtc.py: every filter is a threshold on the score. Scores are float32;
  * masses are summed in double. Noise is made only where it can matter: a token whose score lies below the
  * K-th best so far by d needs noise above d, hence w < exp(-d) (sampling/noise.py has the formulas).
  */
@@ -12,6 +12,7 @@ typedef struct {
     float temperature;         /* 1: off */
     long top_k;                /* 0: off */
     double top_p, eta;         /* 1 and 0: off */
+    double xtc;                /* logarithm of its threshold */
     float min_p;               /* logarithm; -inf: off */
 } Rule;
 
@@ -19,6 +20,7 @@ typedef struct {
     uint64_t key;              /* of the position's noise (noise.position_key) */
     float noise;               /* its weight; 1 for the target's own choice */
     int width;                 /* candidates wanted */
+    int excludes;              /* whether XTC leaves the likeliest candidates out */
     const uint32_t *mask;      /* a bit for each token that may come; NULL: any */
 } Row;
 
@@ -177,6 +179,16 @@ static float cut_eta(const float *scores, long size, float least, const int32_t 
     return at < peak ? (float)at : peak;
 }
 
+/* The least score with at least a probability, among the candidates at some places, of which the least is `least`; INFINITY
+ * where none has it. threshold: the probability's logarithm. */
+static float least_likely(const float *scores, long size, float least, const int32_t *places, long count, double threshold, float peak) {
+    const double cut = peak + natural_log(mass_from(scores, size, least, peak, NULL)) + threshold;
+    float at = INFINITY;
+    for (long i = 0; i < count; i++)
+        if (scores[places[i]] >= (float)cut && scores[places[i]] < at) at = scores[places[i]];
+    return at;
+}
+
 /* Rank each row's candidates. Per row up to `most` of: tokens, values (score plus noise), shares (of the
  * processed law; NULL: not wanted). counts: how many there are. work: size × 16 bytes. Returns the first row whose
  * scores hold NaN or no finite maximum, or -1 for none. */
@@ -189,10 +201,11 @@ long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int mo
         take(r, row, logits + x * r->size, scores);
         if (r->temperature != 1)
             for (long i = 0; i < r->size; i++) scores[i] /= r->temperature;
-        const float peak = largest(scores, r->size);
+        float peak = largest(scores, r->size);
         if (!isfinite(peak)) return x;
         long count;
-        float cut = row->width == 1 && row->noise == 0 && !shares ? peak : peak + r->min_p;
+        const int best_alone = row->width == 1 && row->noise == 0 && !shares && !row->excludes;
+        float cut = best_alone ? peak : peak + r->min_p;
         if (r->top_k || r->top_p < 1) {
             float at = -INFINITY;
             if (r->top_k && r->top_k < r->size) at = cut_top_k(scores, r->size, r->top_k, peak, places, near, weights, row->key);
@@ -202,7 +215,15 @@ long ts_rank(const Rule *r, const float *logits, const Row *rows, long n, int mo
         count = survivors(scores, r->size, cut, places);
         if (r->eta > 0) {
             const float at = cut_eta(scores, r->size, cut, places, count, r->eta, peak);
-            if (at > cut) count = survivors(scores, r->size, at, places);
+            if (at > cut) count = survivors(scores, r->size, cut = at, places);
+        }
+        if (row->excludes) {
+            const float most = least_likely(scores, r->size, cut, places, count, r->xtc, peak);
+            long kept = 0;
+            for (long i = 0; i < count; i++)
+                if (scores[places[i]] <= most) places[kept++] = places[i];
+            count = kept;
+            peak = most < peak ? most : peak;
         }
         int32_t *token = tokens + x * most, ranked = 0;
         float *value = values + x * most, *share = shares ? shares + x * most : NULL;

@@ -14,16 +14,17 @@ from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.cpu.structs import address, fields
 from tokenswift.sampling.noise import position_key
 from tokenswift.sampling.rows import LogitRows, Ranked
+from tokenswift.sampling.xtc import excludes
 
 
 class CRule(ctypes.Structure):
     _fields_ = fields(
-        "long size; pointer ids; float temperature; long top_k; double top_p, eta; float min_p"
+        "long size; pointer ids; float temperature; long top_k; double top_p, eta, xtc; float min_p"
     )
 
 
 class CRow(ctypes.Structure):
-    _fields_ = fields("uint64 key; float noise; int width; pointer mask")
+    _fields_ = fields("uint64 key; float noise; int width, excludes; pointer mask")
 
 
 def rule_of(params: SamplingParams) -> CRule:
@@ -35,6 +36,7 @@ def rule_of(params: SamplingParams) -> CRule:
         top_k=params.top_k,
         top_p=params.top_p,
         eta=params.eta_cutoff,
+        xtc=math.log(params.xtc_threshold),
         min_p=math.log(params.min_p) if params.min_p else -math.inf,
     )
 
@@ -54,8 +56,7 @@ class NativeRanker:
         self._rank = library.ts_rank
         self._best = library.ts_best
         self._work: dict[int, Tensor] = {}  # by the number of logits
-        self._seed = params.seed
-        self._greedy = params.greedy
+        self._params = params
         self._rule = rule_of(params)
 
     def rank(self, rows: LogitRows) -> list[Ranked] | int:
@@ -98,9 +99,10 @@ class NativeRanker:
     def _rows(self, rows: LogitRows, count: int, size: int) -> ctypes.Array[CRow]:
         """What C reads of each row beside its logits."""
         c_rows = (CRow * count)()
-        noise = 0.0 if self._greedy else rows.noise
+        noise = 0.0 if self._params.greedy else rows.noise
         for row, position, width in zip(c_rows, rows.positions, rows.widths, strict=True):
-            row.key = position_key(self._seed, position)
+            row.key = position_key(self._params.seed, position)
+            row.excludes = excludes(self._params, position)
             row.noise = noise
             row.width = width
         token_count = size if rows.subset is None else rows.subset.vocab_size
