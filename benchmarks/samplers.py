@@ -41,6 +41,8 @@ CANDIDATES: tuple[Mapping[str, object], ...] = (
     {"min_p": 0.05, **DRY, "temperature": 0.8},
     {"min_p": 0.02, **DRY, "dry_range": 2048},
     {"min_p": 0.02, **DRY, "presence_penalty": 0.3},
+    {"min_p": 0.02, **DRY, "xtc_probability": 0.5},
+    {"min_p": 0.02, **DRY, "xtc_probability": 0.25},
     {"min_p": 0.1, "repetition_penalty": 1.2},
     {"min_p": 0.05, "temperature": 0.7},
 )

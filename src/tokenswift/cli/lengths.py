@@ -1,5 +1,5 @@
 """Texts of the length that was asked for: the model may not end a long continued text earlier, and
-one that it did end early says what to do. Light: no torch in here."""
+one that it did end early, or that lost its thread, says what to do. Light: no torch in here."""
 
 from __future__ import annotations
 
@@ -46,6 +46,14 @@ def advice_on_cut_form(result: Generation, request: Request) -> str:
     if result.finish_reason != "length" or request.sampling.grammar is None:
         return ""
     return "the text may be incomplete: its schema or grammar had not ended it"
+
+
+def advice_on_litany(result: Generation, request: Request) -> str:
+    """A line about a text that became a litany without XTC; "" where it did not."""
+    sampling = request.sampling
+    if result.metrics.litany is None or sampling.greedy or sampling.xtc_probability:
+        return ""
+    return "--xtc-probability 0.5 often delays this: it drops the likeliest tokens half of the time"
 
 
 def advice_on_early_end(result: Generation, request: Request, length: int | None) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tokenswift.chat.prompts import is_chat
 from tokenswift.checks import counted
 from tokenswift.cli.drafter_advice import advice_on_drafter
-from tokenswift.cli.lengths import advice_on_cut_form, advice_on_early_end
+from tokenswift.cli.lengths import advice_on_cut_form, advice_on_early_end, advice_on_litany
 from tokenswift.cli.progress import Stages
 from tokenswift.cli.results import STDOUT, TextSink, summary, write_json
 from tokenswift.cli.signals import Signals, saying_what_is_kept
@@ -49,8 +49,8 @@ def write(
     is_answer = is_chat(request.prompt) or request.new_turn
     length = None if is_answer and args.max_new_tokens is None else request.max_new_tokens
     advice = advice_on_cut_form(result, request) or advice_on_early_end(result, request, length)
-    if advice:
-        logger.info("%s", advice)
+    for line in filter(None, (advice, advice_on_litany(result, request))):
+        logger.info("%s", line)
     if not args.quiet:
         advice = advice_on_drafter(llm, getattr(args, "model", llm.name), request, result)
         if advice:
