@@ -19,8 +19,8 @@ from benchmarks.runner import read_rows
 from benchmarks.words import Row, model_words
 from tokenswift.cli.results import enumeration
 from tools.summaries import (
+    NEWER_MACHINE,
     NO_CLAIM,
-    LENGTHS_MACHINE,
     REAL_MACHINE,
     SUMMARIES,
     lengths_rows,
@@ -80,7 +80,7 @@ def pages_and_pictures(plot: report.Plot = plots.plot, draws: bool = True) -> di
         (group,) = tables.groups(spec, rows)
         files[DOCS / f"{name}.svg"] = plot(spec, group)
     files[DOCS / "real.svg"] = plots.plot_tasks(tasks(REAL_MACHINE)) if draws else b"svg"
-    of_lengths = [row for row in lengths_rows() if processor(row) == LENGTHS_MACHINE]
+    of_lengths = [row for row in lengths_rows() if processor(row) == NEWER_MACHINE]
     files[DOCS / "lengths.svg"] = plots.plot_lengths(of_lengths) if draws else b"svg"
     long_texts = [rows for rows in map(long_text_rows, LONG_TEXTS) if rows]
     picture = plots.plot_long_texts(long_texts) if draws else b"svg"

@@ -24,9 +24,9 @@ QUALITY = Path(__file__).parents[1] / "benchmarks" / "results" / "quality.jsonl"
 PEER_KIND = "llama.cpp, f16 keys"
 REAL = Path(__file__).parents[1] / "benchmarks" / "results" / "real.jsonl"
 REAL_MACHINE = "EPYC"  # the kind of processor whose rows README shows
-#: AMD's number of Zen 5. Rows of before have no numbers; those of lengths and long texts came from Zen 4
+#: AMD's number of Zen 5; rows without a family, of lengths and of long texts, came from Zen 4
 ZEN_5 = "EPYC family 26"
-LENGTHS_MACHINE = "EPYC, Zen 5"  # the kind of processor whose rows the picture of lengths shows
+NEWER_MACHINE = "EPYC, Zen 5"  # the kind whose rows the picture of lengths shows
 LONG_TEXT = Path(__file__).parents[1] / "benchmarks" / "results" / "long-text.jsonl"
 LONG_TEXT_MODEL = "qwen2.5-coder-1.5b-q4_k_m"
 RUN_MEMORY = Path(__file__).parents[1] / "benchmarks" / "results" / "run-memory.jsonl"
@@ -230,21 +230,27 @@ def litany_of(total: Row) -> str:
     return "no litany" if litany is None else f"the first litany begins at token {litany:,}"
 
 
-def long_text_rows(model: str, kind: str = REAL_MACHINE, beside_llama: bool = False) -> list[Row]:
+def long_text_rows(
+    model: str, kind: str = REAL_MACHINE, beside_llama: bool = False, xtc: bool = False
+) -> list[Row]:
     """The rows of the newest long text of a model on a kind of processor: its parts, then the
     whole; [] without any.
 
     Args:
         beside_llama: only texts that llama.cpp ran, too.
+        xtc: whether the text was sampled with XTC.
     """
     rows = [row for row in rows_of(LONG_TEXT) if "llama" in row or not beside_llama]
+    rows = [row for row in rows if ("xtc_probability" in row.get("sampling", {})) == xtc]
     return newest_text([row for row in rows if row["model"] == model and processor(row) == kind])
 
 
-def long_text(model: str, kind: str = REAL_MACHINE, beside_llama: bool = False) -> Table:
+def long_text(
+    model: str, kind: str = REAL_MACHINE, beside_llama: bool = False, xtc: bool = False
+) -> Table:
     """The newest long text of a model on a kind of processor, by its parts, with the whole in the
     last line; see `long_text_rows`."""
-    rows = long_text_rows(model, kind, beside_llama)
+    rows = long_text_rows(model, kind, beside_llama, xtc)
     if not rows:
         return Table([], [], f"Not measured yet: `python -m benchmarks.long_text {model} BOOK`.")
     total = rows[-1]
@@ -544,5 +550,6 @@ SUMMARIES["passes-h200"] = cards.passes
 SUMMARIES["real-h200"] = cards.real
 SUMMARIES["long-text"] = partial(long_text, LONG_TEXT_MODEL)
 SUMMARIES["long-text-llama"] = partial(long_text, LONG_TEXT_MODEL, beside_llama=True)
+SUMMARIES["long-text-xtc"] = partial(long_text, LONG_TEXT_MODEL, NEWER_MACHINE, xtc=True)
 SUMMARIES["long-text-programs"] = long_text_programs
 SUMMARIES["long-text-avx2"] = partial(long_text, LONG_TEXT_MODEL, "EPYC, AVX2")
