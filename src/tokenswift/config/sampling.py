@@ -100,10 +100,11 @@ class SamplingParams:
             -1: all
         dry_breakers: DRY sees no repetition across tokens that contain one of these texts; default:
             line break, colon, quotation mark, asterisk (none for continued text)
-        xtc_probability: XTC: share of the places, from 0 (off) to 1, at which of all tokens with a
-            probability of at least xtc_threshold only the least likely is kept, after the filters,
-            so that a text does not always take the expected turn
-        xtc_threshold: over 0, at most 1; XTC has no effect beyond 0.5
+        xtc_probability: XTC: how often, from 0 (never) to 1, the likeliest tokens are dropped after
+            the filters: of those with a probability of at least xtc_threshold, only the least
+            likely stays
+        xtc_threshold: probability from which on XTC counts a token as likely, over 0, at most 1;
+            beyond 0.5 XTC has no effect
         logit_bias: token ids and what is added to their logits, -100 to 100; default: none
         min_tokens: new tokens before an end-of-text token or a stop text may end the text; commands
             that continue a text with -n of at least 1,000, and without a stop text, take all of

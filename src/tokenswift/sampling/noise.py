@@ -1,9 +1,9 @@
 """The noise of a choice: Gumbel noise keyed by seed, position and token.
 
 Noise is the library's only source of randomness: one Gumbel value for each (seed, position, token),
-and one uniform number for each (seed, position).
-It is a pure function of that key, so there is no generator state to store, resume or move between
-devices, and every strategy sees the same noise at the same position.
+and one uniform number for each (seed, position). It is a pure function of that key, so there is no
+generator state to store, resume or move between devices, and every strategy sees the same noise at
+the same position.
 
 *Integers.* Two rounds of the splitmix64 finalizer (Steele, Lea and Flood 2014; constants of
 Stafford's "Mix 13") in wrapping 64-bit arithmetic, one for the key of (seed, position) and one for
