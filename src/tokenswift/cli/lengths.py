@@ -53,7 +53,7 @@ def advice_on_litany(result: Generation, request: Request) -> str:
     sampling = request.sampling
     if result.metrics.litany is None or sampling.greedy or sampling.xtc_probability:
         return ""
-    return "--xtc-probability 0.5 often delays that: half of the time, it drops the likeliest tokens"
+    return "--xtc-probability 0.5 often delays that: half the time, it drops the likeliest tokens"
 
 
 def advice_on_early_end(result: Generation, request: Request, length: int | None) -> str:
