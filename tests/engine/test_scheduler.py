@@ -513,12 +513,12 @@ def test_cancelled_that_a_callback_raises_cancels(
 def test_drafts_that_do_not_give_way_take_half_of_the_time(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, several: int
 ) -> None:
-    """Of all such texts together: the others' steps go on while these wait."""
+    """Of all such texts together: the others' steps go on while these wait. A plain step takes 2 ms
+    at least, so that on any machine its 120 leave time for drafts of 40 ms."""
     draft = FixedTreeStrategy.draft
 
     def slow(self: FixedTreeStrategy, sequence: SequenceState) -> DraftTree:
-        if self.max_nodes > 1:
-            time.sleep(0.02)
+        time.sleep(0.04 if self.max_nodes > 1 else 0.002)
         return draft(self, sequence)
 
     monkeypatch.setattr(FixedTreeStrategy, "draft", slow)
@@ -536,7 +536,7 @@ def test_drafts_that_do_not_give_way_take_half_of_the_time(
             )
             for seed in range(several)
         ]
-        victim = scheduler.submit(plain([2, 3], 80))
+        victim = scheduler.submit(plain([2, 3], 120))
         for ticket in fixed:
             ticket.on_event(partial(on_event, "fixed"))
         victim.on_event(partial(on_event, "victim"))
