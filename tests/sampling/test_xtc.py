@@ -80,12 +80,17 @@ def test_the_number_of_rows_changes_nothing_on_a_device() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"xtc_probability": 1.5}, {"xtc_threshold": 0.0}, {"xtc_threshold": 1.1}]
+    ("name", "wrong", "valid"),
+    [
+        ("xtc_probability", 1.5, "from 0 (off) to 1"),
+        ("xtc_threshold", 0.0, "in (0, 1]"),
+        ("xtc_threshold", 1.1, "in (0, 1]"),
+    ],
 )
-def test_values_out_of_range_are_named(wrong: dict[str, float]) -> None:
-    (name,) = wrong
-    with pytest.raises(InputError, match=f"^{name} is "):
-        SamplingParams(**wrong)  # type: ignore[arg-type]
+def test_values_out_of_range_are_named(name: str, wrong: float, valid: str) -> None:
+    with pytest.raises(InputError) as caught:
+        SamplingParams(**{name: wrong})  # type: ignore[arg-type]
+    assert str(caught.value) == f"{name} is {wrong}; valid: {valid}"
 
 
 def test_records_name_it_only_where_it_is_on() -> None:

@@ -132,7 +132,7 @@ class SamplingParams:
     dry_allowed_length: Annotated[int, Between(1, 4096)] = 2
     dry_range: Annotated[int, DRY_RANGE] = -1
     dry_breakers: Annotated[Texts, TEXTS_OPTION] = BREAKERS
-    xtc_probability: Annotated[float, Between(0, 1)] = 0.0
+    xtc_probability: Annotated[float, Between(0, 1, "from 0 (off) to 1")] = 0.0
     xtc_threshold: Annotated[float, Rule("in (0, 1]", lambda p: 0 < p <= 1)] = 0.1
     logit_bias: Annotated[Biases, BIASES_OPTION] = ()
     min_tokens: Annotated[int, AtLeast(0), SHOWN] = 0
