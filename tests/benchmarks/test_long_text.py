@@ -91,6 +91,16 @@ def test_the_docs_show_the_newest_text(tmp_path: Path, monkeypatch: pytest.Monke
     assert "in 1.0 minutes instead of 2.0" in table.below
 
 
+def test_a_text_with_xtc_is_shown_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampling = {"xtc_probability": 0.5}
+    rows = [whole_of(1500), {**whole_of(1700), "sampling": sampling}]
+    file = tmp_path / "long-text.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(summaries, "LONG_TEXT", file)
+    for xtc, name in ((False, "**all 1,500**"), (True, "**all 1,700**")):
+        assert [cells[0] for cells in summaries.long_text("m", xtc=xtc).body] == [name]
+
+
 def test_programs_are_shown_beside_one_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
