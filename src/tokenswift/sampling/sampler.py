@@ -223,24 +223,23 @@ class Sampler:
         filtered = self._in_batches(lambda rows: processed(rows, self.params), scores)
         return self._without_top(filtered, contexts)
 
-    def _in_batches(self, change: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
-        """Changed scores. A device may sum a row in another order when there are more rows, so
-        their number is always the same there."""
+    def _in_batches(self, filtered: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+        """The scores that a filter leaves. A device may sum a row in another order when there are
+        more rows, so there their number is always the same."""
         if self.row_by_row:
-            return change(scores)
+            return filtered(scores)
         padding = scores[-1:].expand(-len(scores) % _BATCH, -1)
         batches = torch.cat((scores, padding)).split(_BATCH)
-        return torch.cat([change(batch) for batch in batches])[: len(scores)]
+        return torch.cat([filtered(batch) for batch in batches])[: len(scores)]
 
     def _without_top(self, scores: Tensor, contexts: Contexts) -> Tensor:
         """Scores without the likeliest tokens, at positions where XTC leaves them out."""
-        rows = [excludes(self.params, position) for position in contexts.predicted()]
-        if not any(rows):
+        affected = [excludes(self.params, position) for position in contexts.predicted()]
+        if not any(affected):
             return scores
         threshold = self.params.xtc_threshold
         without = self._in_batches(lambda rows: exclude_top(rows, threshold), scores)
-        chosen = torch.tensor(rows, device=scores.device)[:, None]
-        return torch.where(chosen, without, scores)
+        return torch.where(torch.tensor(affected, device=scores.device)[:, None], without, scores)
 
     def _penalised(self, logits: Tensor, contexts: Contexts) -> Tensor:
         """Logits with the contextual penalty."""

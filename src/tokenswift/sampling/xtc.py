@@ -3,7 +3,7 @@
 At a share of the places, ``xtc_probability``, of all tokens with a probability of at least
 ``xtc_threshold`` only the least likely stays (and what ties with it); where fewer than two are so
 likely, nothing changes. It is the last filter: probabilities are those that temperature and the
-other filters have left, and llama.cpp's sampler of this name means the same by them. Which places
+other filters have left. (In llama.cpp's usual order the temperature comes after it.) Which places
 these are is decided by seed and position, like all noise, so it is the same for every strategy.
 """
 
