@@ -61,6 +61,7 @@ CASES = [
     for defect in DEFECTS
     if defect != "window" or family.endswith("sliding")
 ]
+CASES += [family_case("qwen2_moe", defect) for defect in ("shifted", "entries")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

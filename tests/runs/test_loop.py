@@ -12,7 +12,8 @@ import pytest
 
 from tests.conftest import tiny_model, tiny_tokenizer
 from tokenswift import LLM, SamplingParams
-from tokenswift.engine.detokenize import LoopGuard
+from tokenswift.engine import loops
+from tokenswift.engine.loops import CopyGuard, LoopGuard
 from tokenswift.types import Loop
 
 SOUND = sorted((Path(__file__).parents[1] / "data" / "sound").iterdir())
@@ -53,6 +54,45 @@ def test_sound_text_raises_no_alarm(path: Path) -> None:
     ids = {word: i for i, word in enumerate(dict.fromkeys(words))}
     assert len(words) > 200
     assert alarms([ids[word] for word in words]) == []
+    assert alarm_of_copies([ids[word] for word in words]) is None
+
+
+def alarm_of_copies(tokens: list[int]) -> tuple[int, Loop] | None:
+    """After how many tokens pages are first noticed to be written again, and what is said."""
+    guard = CopyGuard()
+    for at, token in enumerate(tokens, 1):
+        guard.push(token)
+        if guard.loop is not None:
+            return at, guard.loop
+    return None
+
+
+def test_pages_that_are_written_again_with_other_words_are_found() -> None:
+    """As under a penalty over 1,024 tokens: no pattern of up to 512 tokens, and no exact copy."""
+    page = noise(1200, 2)
+    text = noise(500, 3)
+    for copy in range(4):
+        text += [30_000 + copy if i % 200 == 100 else token for i, token in enumerate(page)]
+    assert alarms(text) == []
+    alarm = alarm_of_copies(text)
+    assert alarm is not None
+    at, loop = alarm
+    assert loop.size == 1200
+    # from the second page on; four of a hundred tokens are behind a changed word
+    assert 500 + 1200 + 1844 <= at <= 500 + 1200 + 2048
+    assert abs(loop.start - 500) <= 1200 - 1000
+    assert loop.start + loop.span == at
+
+
+def test_new_text_ends_what_was_a_loop() -> None:
+    page = noise(1200, 2)
+    guard = CopyGuard()
+    for token in page * 4:
+        guard.push(token)
+    assert guard.loop is not None
+    for token in noise(400, 5):
+        guard.push(token + 10_000)
+    assert guard.loop is None
 
 
 # ---- in a run ------------------------------------------------------------------------------------
@@ -103,6 +143,24 @@ def test_a_stopped_run_stays_stopped_and_may_go_on(looping: LLM, tmp_path: Path)
     assert on.metrics.loop == first.metrics.loop
 
 
+def test_pages_written_again_stop_where_a_stop_was_asked_for(
+    looping: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers, which stop at copies, may say something twice; every loop is reported."""
+    monkeypatch.setattr(loops, "COPIED_WINDOW", 64)
+    call: dict[str, Any] = {"sampling": PLAIN, "ignore_eos": True}
+    ends = {
+        on_loop: looping.generate("hello", 220, **call, on_loop=on_loop)
+        for on_loop in ("report", "copies", "stop")
+    }
+    assert [end.finish_reason for end in ends.values()] == ["length", "loop", "loop"]
+    assert len(ends["stop"].token_ids) < 100
+    assert len(ends["copies"].token_ids) >= 160
+    found = {end.metrics.loop for end in ends.values()}
+    assert len(found) == 1
+    assert None not in found
+
+
 # ---- by its definition ---------------------------------------------------------------------------
 
 
@@ -130,3 +188,29 @@ def test_a_loop_is_what_the_docs_call_one_at_every_token(seed: int) -> None:
         guard.push(token)
         if at % 7 == 0 or at > 880:
             assert (guard.loop is not None) == repeats_itself(tokens[:at]), at
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_copies_are_what_the_docs_call_so_at_every_token(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a window of 60 tokens instead of 2,048."""
+    monkeypatch.setattr(loops, "COPIED_WINDOW", 60)
+    chance = random.Random(seed)
+    pages = [noise(chance.randrange(20, 90), seed + page) for page in range(3)]
+    tokens: list[int] = []
+    while len(tokens) < 900:
+        tokens += chance.choice(pages) * chance.choice((1, 2, 3))
+        tokens += [20_000 + len(tokens)] * chance.choice((0, 1, 6))
+    guard = CopyGuard()
+    seen: set[tuple[int, ...]] = set()
+    is_copy: list[bool] = []
+    alarms = 0
+    for at, token in enumerate(tokens, 1):
+        run = tuple(tokens[max(0, at - 8) : at])
+        is_copy.append(run in seen)
+        seen.add(run)
+        guard.push(token)
+        alarms += guard.loop is not None
+        assert (guard.loop is not None) == (sum(is_copy[-60:]) >= 0.9 * 60), at
+    assert 0 < alarms < len(tokens)

@@ -67,7 +67,8 @@ class Text:
             default: none
         ignore_eos: continue after an end-of-text token
         on_loop: what to do when the text repeats itself: report (continue and say so), stop, or
-            copies (stop at copies, but not where only the form of its sentences repeats)
+            copies (stop at exact copies in a row, but not where it changes words or only the form
+            of its sentences repeats)
     """
 
     max_new_tokens: Annotated[int | None, AtLeast(1), Option(shown=True, short="-n")] = None

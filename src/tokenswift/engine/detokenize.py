@@ -1,4 +1,4 @@
-"""Tokens to text, in complete characters, with stop strings; and detection of loops.
+"""Tokens to text, in complete characters, with stop strings.
 
 The text of a token can depend on the tokens before it (a character's bytes may be split over
 tokens, and some tokenizers drop the first space). So a token is decoded together with the few
@@ -10,18 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from tokenswift.chat.prompts import Prompt, is_chat
 from tokenswift.tokenizer import Decoder
-from tokenswift.types import InputError, Loop
+from tokenswift.types import InputError
 
 REPLACEMENT = "\ufffd"  # stands for bytes that are no complete character (yet)
 LONGEST = 4  # bytes of a character at most, and so the tokens that it can be split over
 CONTEXT = 8  # tokens of a prompt that new text is decoded behind, and tokens of a window
-MAX_PATTERN = 512  # tokens of a pattern that repeats itself
-MIN_COPIES = 3  # of a pattern
-MIN_REPEATED = 160  # tokens of all copies of a pattern
 
 
 def begins_turn(prompt: Prompt, options: Mapping[str, object] | None) -> bool:
@@ -234,47 +229,3 @@ class TextStream:
         cut = len(text) - keep
         self._held = text[cut:]
         return text[:cut]
-
-
-class LoopGuard:
-    """Detects that a text repeats itself, at a small and constant cost per token.
-
-    A *pattern*, as in vLLM's ``repetition_detection``: the newest ``size · count`` tokens are
-    ``count`` copies of ``size`` tokens. For every size, the guard counts how many of the newest
-    tokens equal the one ``size`` places before, by a few vector operations per token. Short
-    patterns are common in normal text (dots, rules of tables, rows of zeros), so the copies must
-    also add up to `MIN_REPEATED` tokens.
-
-    Attributes:
-        loop: the current loop; None: there is none.
-        first: the first loop of the text; None: there was none.
-    """
-
-    def __init__(self) -> None:
-        sizes = np.arange(1, MAX_PATTERN + 1)
-        self._need = np.maximum(sizes * (MIN_COPIES - 1), MIN_REPEATED - sizes)
-        # by size: newest tokens equal to those before
-        self._equal = np.zeros(MAX_PATTERN, dtype=np.int64)
-        self._newest = np.full(MAX_PATTERN, -1, dtype=np.int64)  # the newest token first
-        self.count = 0
-        self.loop: Loop | None = None
-        self.first: Loop | None = None
-
-    def push(self, token: int) -> bool:
-        """Add a token; returns whether a loop is first detected with it."""
-        self._equal += 1
-        self._equal *= self._newest == token
-        self._newest[1:] = self._newest[:-1]
-        self._newest[0] = token
-        self.count += 1
-        repeating = np.flatnonzero(self._equal >= self._need)
-        if not len(repeating):
-            self.loop = None
-            return False
-        shortest = int(repeating[0])
-        size = shortest + 1
-        span = int(self._equal[shortest]) + size
-        is_new = self.loop is None
-        self.loop = Loop(self.count - span, size, span)
-        self.first = self.first or self.loop
-        return is_new

@@ -122,7 +122,8 @@ class LLM(OpenedModel):
             stop (str | Sequence): a text, or several, of which the first to appear ends the text,
                 which is cut before it (default none).
             on_loop (str): "stop" ends a text that repeats itself, "copies" does so only for
-                copies of tokens; "report" (default): `Metrics.loop` and `Metrics.litany` say so.
+                exact copies in a row; "report" (default): `Metrics.loop` and `Metrics.litany` say
+                so.
             run_dir (str | Path): keeps a journal of the run there, and goes on with it when the
                 folder holds this very run already (see docs/runs.md).
             logprobs (int): tell each new token's log-probability and those of so many of the

@@ -16,9 +16,10 @@ import torch
 
 from tokenswift.chat.prompts import is_chat
 from tokenswift.checks import check_tokens, counted
-from tokenswift.engine.detokenize import LoopGuard, TextStream, begins_turn, context_of
+from tokenswift.engine.detokenize import TextStream, begins_turn, context_of
 from tokenswift.engine.failures import failure
 from tokenswift.engine.litany import LitanyGuard
+from tokenswift.engine.loops import CopyGuard, LoopGuard
 from tokenswift.engine.prefix_cache import PrefixCache
 from tokenswift.engine.prompt_logprobs import PromptLogprobs
 from tokenswift.engine.prompts import encode
@@ -33,7 +34,7 @@ from tokenswift.runs.records import End, EndReason, Progress, RunState
 from tokenswift.speculation.methods import STRATEGIES, drafts_from
 from tokenswift.speculation.resources import Resources
 from tokenswift.speculation.sequence_state import SequenceState
-from tokenswift.types import SOURCES, Generation, InputError, Logprob, Step
+from tokenswift.types import SOURCES, Generation, InputError, Logprob, Loop, Step
 
 logger = logging.getLogger("tokenswift")
 
@@ -61,7 +62,9 @@ class Sequence(SequenceState):
         tail: text that was held back until the end.
         new_turn: whether the text is a turn of its own, and does not go on from the prompt's.
         detokenizer: turns tokens into text.
-        guard: detects loops.
+        guard: detects loops of exact copies.
+        copy_guard: detects that pages are written again.
+        first_loop: the first loop that either noticed; None: there was none.
         litany_guard: detects litanies.
     Raises:
         InputError: naming the argument, its value and what is valid.
@@ -193,7 +196,7 @@ class Sequence(SequenceState):
             progress = Progress(
                 seconds=self.meter.seconds,
                 passes=self.draft_passes,
-                loop=self.guard.first,
+                loop=self.first_loop,
                 litany=self.litany_guard.first,
                 end=self._end(),
             )
@@ -222,6 +225,8 @@ class Sequence(SequenceState):
         stop_texts = tuple(stop for stop in self.request.stop if isinstance(stop, str))
         self.detokenizer = TextStream(tokenizer, stop_texts, context)
         self.guard = LoopGuard()
+        self.copy_guard = CopyGuard()
+        self.first_loop: Loop | None = None
         self.litany_guard = LitanyGuard()
         self.new_tokens: list[int] = []
         self.sources: Counter[str] = Counter(dict.fromkeys(SOURCES, 0))
@@ -243,6 +248,8 @@ class Sequence(SequenceState):
         ends = token in self.eos
         piece = "" if ends or stops else self.detokenizer.push(token)  # no "</s>" in the text
         self.guard.push(token)
+        self.copy_guard.push(token)
+        self.first_loop = self.first_loop or self.guard.loop or self.copy_guard.loop
         self.litany_guard.push(piece)
         if self.detokenizer.stopped or stops:
             self.finish_reason = "stop"
@@ -259,7 +266,8 @@ class Sequence(SequenceState):
         on_loop = self.request.on_loop
         if self.guard.loop is not None:
             return on_loop != "report"
-        return self.litany_guard.litany is not None and on_loop == "stop"
+        says_little = self.copy_guard.loop is not None or self.litany_guard.litany is not None
+        return says_little and on_loop == "stop"
 
     def _flush(self) -> str:
         """The text still held back, once the text has ended; "" before."""
@@ -299,7 +307,7 @@ class Sequence(SequenceState):
             metrics=self.meter.finish(
                 self.new_tokens,
                 self.draft_passes,
-                loop=self.guard.first,
+                loop=self.first_loop,
                 litany=self.litany_guard.first,
             ),
             prompt_tokens=len(self.prompt),
