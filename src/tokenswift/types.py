@@ -163,7 +163,8 @@ class Loop:
 
     Attributes:
         start: the first new token of the repetition (its first copy included).
-        size: tokens of the pattern.
+        size: tokens of the pattern; of pages that are written again with changes, the median
+            distance to what they repeat.
         span: tokens of the repetition when it was noticed.
     """
 
