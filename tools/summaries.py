@@ -425,7 +425,8 @@ def sampling_words(sampling: Mapping[str, object]) -> str:
 def samplers() -> Table:
     """How long texts of real models stay readable, by sampling."""
     rows = rows_of(SAMPLERS)
-    newest = {(row["model"], json.dumps(row["sampling"])): row for row in rows}
+    by_model = sorted(rows, key=lambda row: str(row["model"]))
+    newest = {(row["model"], json.dumps(row["sampling"])): row for row in by_model}
     if not newest:
         return Table([], [], "Not measured yet: `python -m benchmarks.samplers MODEL BOOKS`.")
     body = [
