@@ -1,9 +1,8 @@
 """Detection of loops: texts that repeat what they said, token by token.
 
 A short pattern that is copied again and again is noticed within 160 tokens (`LoopGuard`). Under a
-penalty that looks back over a window, such as the paper's, a text cannot do that, but may write the
-same pages again as soon as they have left the window, with a word changed here and there
-(`CopyGuard`).
+penalty such as the paper's, a text seldom does that, but may write the same pages again, with a
+word changed here and there (`CopyGuard`).
 """
 
 from __future__ import annotations
