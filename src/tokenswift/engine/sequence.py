@@ -266,8 +266,8 @@ class Sequence(SequenceState):
         on_loop = self.request.on_loop
         if self.guard.loop is not None:
             return on_loop != "report"
-        says_little = self.copy_guard.loop is not None or self.litany_guard.litany is not None
-        return says_little and on_loop == "stop"
+        repeats = self.copy_guard.loop is not None or self.litany_guard.litany is not None
+        return repeats and on_loop == "stop"
 
     def _flush(self) -> str:
         """The text still held back, once the text has ended; "" before."""
