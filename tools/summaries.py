@@ -245,12 +245,10 @@ def long_text_rows(
     return newest_text([row for row in rows if row["model"] == model and processor(row) == kind])
 
 
-def long_text(
-    model: str, kind: str = REAL_MACHINE, beside_llama: bool = False, xtc: bool = False
-) -> Table:
+def long_text(model: str, kind: str = REAL_MACHINE, xtc: bool = False) -> Table:
     """The newest long text of a model on a kind of processor, by its parts, with the whole in the
     last line; see `long_text_rows`."""
-    rows = long_text_rows(model, kind, beside_llama, xtc)
+    rows = long_text_rows(model, kind, xtc=xtc)
     if not rows:
         return Table([], [], f"Not measured yet: `python -m benchmarks.long_text {model} BOOK`.")
     total = rows[-1]
@@ -550,7 +548,6 @@ SUMMARIES["mixtures"] = mixtures
 SUMMARIES["passes-h200"] = cards.passes
 SUMMARIES["real-h200"] = cards.real
 SUMMARIES["long-text"] = partial(long_text, LONG_TEXT_MODEL)
-SUMMARIES["long-text-llama"] = partial(long_text, LONG_TEXT_MODEL, beside_llama=True)
 SUMMARIES["long-text-xtc"] = partial(long_text, LONG_TEXT_MODEL, NEWER_MACHINE, xtc=True)
 SUMMARIES["long-text-programs"] = long_text_programs
 SUMMARIES["long-text-avx2"] = partial(long_text, LONG_TEXT_MODEL, "EPYC, AVX2")

@@ -170,7 +170,7 @@ def test_the_docs_compare_with_another_program(
     file = tmp_path / "long-text.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(summaries, "LONG_TEXT", file)
-    table = summaries.long_text("m", beside_llama=True)
+    table = summaries.long_text("m")
     assert table.head[-2:] == ["llama.cpp, tokens/s", "over llama.cpp"]
     assert [cells[-2:] for cells in table.body] == [["4.0", "**2.50**"]] * 2
     assert "would take it 3.0 minutes; it held 2.5 GB" in table.below
