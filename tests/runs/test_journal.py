@@ -15,7 +15,9 @@ from msgspec.structs import replace
 
 from tokenswift.runs import journal
 from tokenswift.runs.records import (
+    MOST_OPENING,
     End,
+    EndReason,
     Header,
     Identity,
     Record,
@@ -27,7 +29,7 @@ from tokenswift.runs.records import (
     sources_of,
 )
 from tokenswift.runs.regular_files import check_regular, write_whole
-from tokenswift.types import InputError, Loop, Step
+from tokenswift.types import InputError, Litany, Loop, Step
 
 RECORDS = [
     {"kind": "a", "text": "ein\nzwei — 日本"},
@@ -217,6 +219,62 @@ def test_where_the_records_of_a_run_lead_to() -> None:
             ValueError, match="^ids, sources, chars, text and steps do not fit each other$"
         ):
             replace(tokens([1, 2]), **{field: value})
+
+
+def test_the_first_litany_of_a_run_is_kept() -> None:
+    """And one that no guard can have seen is refused."""
+    for litany in (Litany(0, 0, ""), Litany(1, 1, "i no"), Litany(0, 2, "x" * MOST_OPENING)):
+        state = replay([HEADER, SESSION, tokens([7, 8], litany=litany), tokens([9])])
+        assert state.litany == litany
+        assert replay([HEADER, SESSION, tokens([7, 8], litany=litany)]).litany == litany
+    for litany, reason in (
+        (Litany(-1, 2, "i no"), "it is not in the text"),
+        (Litany(1, -1, "i no"), "it is not in the text"),
+        (Litany(1, 2, "i no"), "it is not in the text"),
+        (Litany(0, 1, "x" * (MOST_OPENING + 1)), "its opening is no two words"),
+        (Litany(0, 1, "i\nno"), "its opening is no two words"),
+    ):
+        with pytest.raises(InputError) as caught:
+            replay([HEADER, SESSION, tokens([7, 8], litany=litany)], "x")
+        wrong = f"x holds what no run writes (record 3, litany: {reason})"
+        assert str(caught.value) == f"{wrong}; valid: a run's journal"
+
+
+def test_the_end_mark_is_taken_back_where_the_text_may_not_end_yet() -> None:
+    """The newest figures stay, with one token fewer; other ends stay for good."""
+
+    def after(reason: EndReason, min_tokens: int | None) -> RunState:
+        ended = tokens([8, 2], 4, end=End(reason, ""))
+        longer = replace(SESSION, min_tokens=min_tokens)
+        return replay([HEADER, SESSION, tokens([7]), ended, longer])
+
+    state = after("eos", 3)
+    assert state.tokens == [7, 8]
+    assert state.sources == "hh"
+    assert state.chars == [1, 1]
+    assert state.steps == [(1, 3, 2, 1, 3, 5), (1, 3, 2, 1, 3, 5)]
+    assert state.end is None
+    for reason, min_tokens in (("eos", 2), ("eos", None), ("stop", 3), ("length", 3)):
+        state = after(reason, min_tokens)
+        assert state.tokens == [7, 8, 2]
+        assert state.end == End(reason, "")
+
+
+def test_a_run_of_an_earlier_int8_is_refused() -> None:
+    def header(dtype: str, int16_keys: str | None) -> Header:
+        identity = replace(IDENTITY, dtype=dtype, int16_keys=int16_keys)
+        return replace(HEADER, identity=identity)
+
+    another = "int16_keys are new: the run was written by an earlier version, whose int8 is another"
+    for before, now, difference in (
+        (header("int8", None), header("int8", "0"), another),
+        (header("int8", "1"), header("int8", "0"), "int16_keys is '0', was '1'"),
+        (header("float32", None), header("float32", "0"), "int16_keys is '0', was None"),
+    ):
+        with pytest.raises(InputError) as caught:
+            check_same("f", before, now)
+        refused = f"run_dir f holds another run: {difference}; valid: "
+        assert str(caught.value).startswith(refused)
 
 
 def test_what_decides_the_tokens_has_to_be_the_same() -> None:

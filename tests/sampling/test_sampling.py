@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -27,7 +28,7 @@ from tokenswift.config.sampling import SamplingParams
 from tokenswift.kernels.cpu.backend import CpuBackend
 from tokenswift.sampling import sampler as sampler_module
 from tokenswift.sampling.filters import eta, min_p, processed, repetition_penalty, top_k, top_p
-from tokenswift.sampling.sampler import Sampler
+from tokenswift.sampling.sampler import RefusedRow, Sampler
 
 IDS = torch.zeros(1, 0, dtype=torch.long)  # transformers' filters ignore the ids
 
@@ -103,6 +104,13 @@ def test_only_the_newest_tokens_are_penalised(
     sampler = Sampler(params, 5, "cpu", ranker)
     logits = torch.tensor([[5.0, 4.0, 3.0, 0.0, 0.0]])
     assert sampler.choose(logits, history, [path]) == [token]
+
+
+def test_a_refused_row_is_the_same_in_another_process() -> None:
+    error = RefusedRow(17, "NaN")
+    copied = pickle.loads(pickle.dumps(error))
+    assert (copied.position, copied.fault) == (17, "NaN")
+    assert str(copied) == str(error)
 
 
 def test_greedy_ignores_temperature_filters_and_noise() -> None:

@@ -291,6 +291,7 @@ def test_figures_of_control_are_pinned() -> None:
         "rows": (heads.mean_rows, 2.800366),
         "draft": (heads.draft_cost, 0.2028144),
         "bias": (heads.bias, 0.7443501),
+        "bias of a trial": (heads.hoped_bias(0.5), 0.7057685),
         "pass_cost": (heads.pass_cost, 0.1475001),
         "rate": (control.expected_rate("heads"), 0.9756365),
         "unit": (costs.unit, 32.12126),
