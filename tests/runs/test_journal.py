@@ -28,7 +28,7 @@ from tokenswift.runs.records import (
     replay,
     sources_of,
 )
-from tokenswift.runs.regular_files import check_regular, write_whole
+from tokenswift.runs.regular_files import check_regular, open_regular, write_whole
 from tokenswift.types import InputError, Litany, Loop, Step
 
 RECORDS = [
@@ -162,6 +162,11 @@ def test_nothing_but_a_regular_file_of_one_name_is_opened(tmp_path: Path) -> Non
         check_regular(tmp_path / "gone", opened.fileno())
 
 
+def test_a_new_file_is_no_program(tmp_path: Path) -> None:
+    open_regular(tmp_path / "lock", os.O_RDWR | os.O_CREAT).close()
+    assert (tmp_path / "lock").stat().st_mode & 0o133 == 0
+
+
 def tokens(ids: list[int], passes: int = 0, **more: Any) -> Tokens:
     """A record of tokens of one letter each, in one step."""
     n = len(ids)
@@ -246,18 +251,21 @@ def test_the_end_mark_is_taken_back_where_the_text_may_not_end_yet() -> None:
     def after(reason: EndReason, min_tokens: int | None) -> RunState:
         ended = tokens([8, 2], 4, end=End(reason, ""))
         longer = replace(SESSION, min_tokens=min_tokens)
-        return replay([HEADER, SESSION, tokens([7]), ended, longer])
+        return replay([HEADER, SESSION, tokens([7]), tokens([9, 9]), ended, longer])
 
-    state = after("eos", 3)
-    assert state.tokens == [7, 8]
-    assert state.sources == "hh"
-    assert state.chars == [1, 1]
-    assert state.steps == [(1, 3, 2, 1, 3, 5), (1, 3, 2, 1, 3, 5)]
+    state = after("eos", 5)
+    assert state.tokens == [7, 9, 9, 8]
+    assert state.sources == "hhhh"
+    assert state.chars == [1, 1, 1, 1]
+    assert [step[0] for step in state.steps] == [1, 2, 1]
+    assert state.steps[-1] == (1, 3, 2, 1, 3, 5)
     assert state.end is None
-    for reason, min_tokens in (("eos", 2), ("eos", None), ("stop", 3), ("length", 3)):
+    for reason, min_tokens in (("eos", 4), ("eos", None), ("stop", 5), ("length", 5)):
         state = after(reason, min_tokens)
-        assert state.tokens == [7, 8, 2]
+        assert state.tokens == [7, 9, 9, 8, 2]
         assert state.end == End(reason, "")
+    only_the_mark = tokens([2], end=End("eos", ""))
+    assert replay([HEADER, SESSION, only_the_mark, SESSION]).tokens == [2]
 
 
 def test_a_run_of_an_earlier_int8_is_refused() -> None:
@@ -287,6 +295,11 @@ def test_what_decides_the_tokens_has_to_be_the_same() -> None:
             [1, 5],
         ),
         ("eos is [], was [2]; prompt differs; weights differs", {"eos": [], "weights": "v"}, [1]),
+        (
+            "dtype is 'int8', was 'float32'; xtc_probability is 0.5, was 0.0",
+            {"dtype": "int8", "weights": "v", "sampling": {"seed": 3, "xtc_probability": 0.5}},
+            [1, 5],
+        ),
     ):
         now = replace(HEADER, identity=replace(IDENTITY, **change), prompt=prompt)
         with pytest.raises(InputError) as caught:

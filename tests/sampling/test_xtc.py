@@ -70,6 +70,18 @@ def test_positions_are_decided_by_the_seed() -> None:
     assert first != other
 
 
+def test_a_row_is_affected_by_the_position_that_it_predicts() -> None:
+    """Behind the text and a path of drafted tokens."""
+    params = SamplingParams(**OFF, xtc_probability=0.5)
+    logits = torch.zeros(21, 40)
+    logits[:, :2] = torch.tensor([9.0, 8.0])  # both are likely, so the first is left out
+    paths = [[1] * length for length in range(21)]
+    left = Sampler(params, 40).scores(logits, [7, 7, 7], paths)
+    affected = (left[:, 0] == LEFT_OUT).tolist()
+    assert affected == [excludes(params, 3 + len(path)) for path in paths]
+    assert set(affected) == {True, False}
+
+
 def test_the_number_of_rows_changes_nothing_on_a_device() -> None:
     """Rows are filtered in batches of one size there (`Sampler.row_by_row`)."""
     params = SamplingParams(**OFF, xtc_probability=0.5)
