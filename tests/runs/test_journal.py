@@ -251,18 +251,18 @@ def test_the_end_mark_is_taken_back_where_the_text_may_not_end_yet() -> None:
     def after(reason: EndReason, min_tokens: int | None) -> RunState:
         ended = tokens([8, 2], 4, end=End(reason, ""))
         longer = replace(SESSION, min_tokens=min_tokens)
-        return replay([HEADER, SESSION, tokens([7]), tokens([9, 9]), ended, longer])
+        return replay([HEADER, SESSION, tokens([7]), tokens([9] * 3), ended, longer])
 
-    state = after("eos", 5)
-    assert state.tokens == [7, 9, 9, 8]
-    assert state.sources == "hhhh"
-    assert state.chars == [1, 1, 1, 1]
-    assert [step[0] for step in state.steps] == [1, 2, 1]
+    state = after("eos", 6)
+    assert state.tokens == [7, 9, 9, 9, 8]
+    assert state.sources == "h" * 5
+    assert state.chars == [1] * 5
+    assert [step[0] for step in state.steps] == [1, 3, 1]
     assert state.steps[-1] == (1, 3, 2, 1, 3, 5)
     assert state.end is None
-    for reason, min_tokens in (("eos", 4), ("eos", None), ("stop", 5), ("length", 5)):
+    for reason, min_tokens in (("eos", 5), ("eos", None), ("stop", 6), ("length", 6)):
         state = after(reason, min_tokens)
-        assert state.tokens == [7, 9, 9, 8, 2]
+        assert state.tokens == [7, 9, 9, 9, 8, 2]
         assert state.end == End(reason, "")
     only_the_mark = tokens([2], end=End("eos", ""))
     assert replay([HEADER, SESSION, only_the_mark, SESSION]).tokens == [2]
