@@ -260,7 +260,13 @@ def test_the_end_mark_is_taken_back_where_the_text_may_not_end_yet() -> None:
     assert [step[0] for step in state.steps] == [1, 3, 1]
     assert state.steps[-1] == (1, 3, 2, 1, 3, 5)
     assert state.end is None
-    for reason, min_tokens in (("eos", 5), ("eos", None), ("stop", 6), ("length", 6)):
+    others: list[tuple[EndReason, int | None]] = [
+        ("eos", 5),
+        ("eos", None),
+        ("stop", 6),
+        ("length", 6),
+    ]
+    for reason, min_tokens in others:
         state = after(reason, min_tokens)
         assert state.tokens == [7, 9, 9, 9, 8, 2]
         assert state.end == End(reason, "")
