@@ -52,7 +52,7 @@ def test_a_position_has_a_number_beside_the_noise_of_its_tokens() -> None:
     numbers = [uniform(seed, position) for seed in range(50) for position in range(200)]
     assert kstest(numbers, "uniform").pvalue > 1e-3
     assert len(set(numbers)) == len(numbers)
-    for position in range(100):  # some have fewer than 52 bits: there the half counts
+    for position in range(100):  # half of them have fewer than 53 bits: there the half counts
         word = mix64(position_key(7, position) - 0x9E3779B97F4A7C15)
         assert uniform(7, position) == ((word >> 11) + 0.5) / 2**53
 
