@@ -179,16 +179,17 @@ def main() -> int:
     for context, question in zip(options.contexts, context_questions, strict=True):
         trials: dict[str, list[Trial]] = {}
         for _, program in take_turns(programs(options), range(options.rounds)):
-            trials.setdefault(program.name, []).append(program.run(file, question))
-        for name, of_program in trials.items():
-            row = {
-                "model": file.stem,
-                "program": name,
-                **figures(context, of_program),
-                "machine": machine("cpu"),
-                "commit": commit(),
-            }
-            publish(row, options.out)
+            of_program = trials.setdefault(program.name, [])
+            of_program.append(program.run(file, question))
+            if len(of_program) == options.rounds:
+                row = {
+                    "model": file.stem,
+                    "program": program.name,
+                    **figures(context, of_program),
+                    "machine": machine("cpu"),
+                    "commit": commit(),
+                }
+                publish(row, options.out)
     return 0
 
 
