@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -130,6 +131,18 @@ def figures(context: int, trials: list[Trial]) -> Measured:
     return row
 
 
+def in_turns(
+    asked: Sequence[Program], rounds: int, model: Path, question: dict[str, object]
+) -> Iterator[tuple[str, list[Trial]]]:
+    """The name of each program with its trials, as soon as its last round is over."""
+    trials: dict[str, list[Trial]] = {}
+    for _, program in take_turns(asked, range(rounds)):
+        of_program = trials.setdefault(program.name, [])
+        of_program.append(program.run(model, question))
+        if len(of_program) == rounds:
+            yield program.name, of_program
+
+
 def parse_options() -> argparse.Namespace:
     """The command line's options."""
     parser = argparse.ArgumentParser(
@@ -177,19 +190,15 @@ def main() -> int:
     with LLM(str(file), heads="none", eagle="none") as llm:
         context_questions = questions(llm, options.book, options.contexts, options.new)
     for context, question in zip(options.contexts, context_questions, strict=True):
-        trials: dict[str, list[Trial]] = {}
-        for _, program in take_turns(programs(options), range(options.rounds)):
-            of_program = trials.setdefault(program.name, [])
-            of_program.append(program.run(file, question))
-            if len(of_program) == options.rounds:
-                row = {
-                    "model": file.stem,
-                    "program": program.name,
-                    **figures(context, of_program),
-                    "machine": machine("cpu"),
-                    "commit": commit(),
-                }
-                publish(row, options.out)
+        for name, trials in in_turns(programs(options), options.rounds, file, question):
+            row = {
+                "model": file.stem,
+                "program": name,
+                **figures(context, trials),
+                "machine": machine("cpu"),
+                "commit": commit(),
+            }
+            publish(row, options.out)
     return 0
 
 

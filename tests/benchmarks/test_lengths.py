@@ -51,6 +51,26 @@ def test_a_program_that_is_not_installed(tmp_path: Path) -> None:
         program.run(tmp_path / "m.gguf", {})
 
 
+def test_a_programs_trials_are_kept_when_a_later_program_fails(
+    stand_in: str, tmp_path: Path
+) -> None:
+    first = Program("first", stand_in, "llama_speed.py")
+    last = Program("last", sys.executable, "ik_speed.py")
+    question: dict[str, object] = {"prompt": [1, 2, 3], "new_tokens": 7}
+    trials = lengths.in_turns([first, last], 1, tmp_path / "m.gguf", question)
+    name, (trial,) = next(trials)
+    assert (name, trial.speed) == ("first", Speed(3, 7))
+    with pytest.raises(RunError, match="last ended with code 1"):
+        next(trials)
+
+
+def test_a_program_has_a_trial_for_each_round(stand_in: str, tmp_path: Path) -> None:
+    both = [Program(name, stand_in, "llama_speed.py") for name in ("a", "b")]
+    question: dict[str, object] = {"prompt": [1], "new_tokens": 7}
+    trials = list(lengths.in_turns(both, 2, tmp_path / "m.gguf", question))
+    assert [(name, len(of_program)) for name, of_program in trials] == [("b", 2), ("a", 2)]
+
+
 def test_programs_are_those_whose_interpreters_are_named() -> None:
     options = argparse.Namespace(llama="a", keys=lengths.KEYS, ik=None, mistral="b")
     names = [program.name for program in lengths.programs(options)]
