@@ -120,7 +120,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=8000, help="new tokens of a text")
     parser.add_argument("--prompt", type=int, default=1000, help="tokens of each book")
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--sampling", nargs="+", help="samplings, as JSON")
+    parser.add_argument("--sampling", action="extend", nargs="+", help="samplings, as JSON")
     parser.add_argument("--texts", type=Path, help="the texts are written to this folder")
     parser.add_argument("--out", type=Path, help="rows are added to this file")
     return parser.parse_args()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.samplers import CANDIDATES, Ending, ending, figures
+from benchmarks.samplers import CANDIDATES, Ending, ending, figures, parse_options
 from tests.chats import chat_tokenizer
 from tests.conftest import tiny_model
 from tokenswift import LLM, SamplingParams
@@ -65,6 +66,12 @@ def test_one_of_the_samplings_is_the_default_of_continued_texts() -> None:
     assert [text for text in words if text.endswith("(default)")] == [
         "**min-p 0.02, DRY 0.8** (default)"
     ]
+
+
+def test_samplings_may_be_named_at_once_or_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["samplers", "m.gguf", "books", "--sampling", "1", "2", "--sampling", "3"]
+    monkeypatch.setattr(sys, "argv", command)
+    assert parse_options().sampling == ["1", "2", "3"]
 
 
 def test_the_table_has_the_newest_row_of_each_sampling(
