@@ -42,8 +42,8 @@ test-arm64: setup
 	$(BIN)/python tools/arm64.py build/arm64
 
 lint: setup
-	$(BIN)/ruff check src benchmarks tests tools
-	$(BIN)/ruff format --check src benchmarks tests tools
+	$(BIN)/ruff check setup.py src benchmarks tests tools
+	$(BIN)/ruff format --check setup.py src benchmarks tests tools
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python tools/sloc.py

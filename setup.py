@@ -1,7 +1,9 @@
-"""Wheels of a platform: with ``TOKENSWIFT_WHEEL=linux-x86_64`` the CPU kernels are compiled into the wheel.
+"""Wheels of a platform.
 
-``TOKENSWIFT_WHEEL_KERNELS=FOLDER`` takes those that `tools/kernels.py` has put into a folder. Without the
-former the wheel is for any platform, and kernels are compiled at first use. See `make wheels`.
+With ``TOKENSWIFT_WHEEL=linux-x86_64`` the CPU kernels are compiled into the wheel.
+``TOKENSWIFT_WHEEL_KERNELS=FOLDER`` takes those that `tools/kernels.py` has put into a folder.
+Without the former the wheel is for any platform, and kernels are compiled at first use. See
+`make wheels`.
 """
 
 from __future__ import annotations
