@@ -132,11 +132,11 @@ def figures(context: int, trials: list[Trial]) -> Measured:
 
 
 def in_turns(
-    asked: Sequence[Program], rounds: int, model: Path, question: dict[str, object]
+    compared: Sequence[Program], rounds: int, model: Path, question: dict[str, object]
 ) -> Iterator[tuple[str, list[Trial]]]:
     """The name of each program with its trials, as soon as its last round is over."""
     trials: dict[str, list[Trial]] = {}
-    for _, program in take_turns(asked, range(rounds)):
+    for _, program in take_turns(compared, range(rounds)):
         of_program = trials.setdefault(program.name, [])
         of_program.append(program.run(model, question))
         if len(of_program) == rounds:
